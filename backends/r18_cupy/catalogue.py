@@ -14,6 +14,7 @@ from r18_cupy.conv.im2col import im2col_kernels
 from r18_cupy.conv.implicit_gemm import implicit_gemm_kernels
 from r18_cupy.conv.implicit_gemm_mma import implicit_gemm_mma_kernels
 from r18_cupy.conv.winograd import winograd_kernels
+from r18_cupy.float8.catalogue import float8_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
@@ -68,6 +69,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         ),
         *gap_linear_kernels(),
         *normalize_kernels((*PRECISIONS, *OF_PRODUCTS)),
+        *float8_kernels(),
         *integer_kernels(),
         *stem_wgmma_kernels(),
     )

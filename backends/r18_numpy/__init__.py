@@ -1,8 +1,9 @@
-"""The NumPy backend: the readable CPU reference, in float32, float64 and int8.
+"""The NumPy backend: the readable CPU reference, in float32, float64, fp8 and int8.
 
 `conv`     direct and im2col convolution; `taps` what one tap of a window reads
 `blocks`   cache blocking of im2col; `threads` runs the blocks
-`others`   every other op; `quantized` those of integers; `classifier` pooling and linear as one
+`others`   every other op; `quantized` those of integers, `scaled` those of e4m3 numbers;
+           `classifier` pooling and linear as one
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from r18_numpy.classifier import classifier_kernels
 from r18_numpy.conv import conv_kernels
 from r18_numpy.others import other_kernels
 from r18_numpy.quantized import quantized_kernels
+from r18_numpy.scaled import scaled_kernels
 
 
 class Backend(BackendBase):
@@ -49,7 +51,7 @@ def _kernels() -> tuple[Kernel, ...]:
         for precision in precisions
         for kernel in (*conv_kernels(precision), *other_kernels(precision))
     )
-    return (*floats, *quantized_kernels(), *classifier_kernels(precisions))
+    return (*floats, *quantized_kernels(), *scaled_kernels(), *classifier_kernels(precisions))
 
 
 __all__ = ["Backend"]

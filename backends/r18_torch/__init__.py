@@ -82,8 +82,9 @@ class Backend(BackendBase):
 def _kernels(device: str) -> tuple[Kernel, ...]:
     from r18_torch.integers import quantized_kernels
     from r18_torch.kernels import all_kernels
+    from r18_torch.scaled import scaled_kernels
 
-    return (*all_kernels(device), *quantized_kernels(device))
+    return (*all_kernels(device), *scaled_kernels(device), *quantized_kernels(device))
 
 
 def cpu() -> Backend:

@@ -18,6 +18,7 @@ DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
     "int8": torch.int8,
     "int32": torch.int32,
     "uint8": torch.uint8,

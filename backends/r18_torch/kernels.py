@@ -1,6 +1,6 @@
 """One kernel per op, floating-point precision and layout, each a call of `torch.nn.functional`.
 
-`integers` has the quantised ops.
+`integers` has the quantised ops, `scaled` those of e4m3 numbers.
 
 NOTE: inside `enqueue`, PyTorch allocates results from its caching allocator. They are copied to the
 planned output. A reference may be slower than what it is compared with.

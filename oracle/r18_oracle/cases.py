@@ -10,7 +10,7 @@ import numpy as np
 from r18.backend import Array, Kernel
 from r18.errors import UsageError
 from r18.graph.ops import Problem, parts_of
-from r18.graph.precision import Precision
+from r18.graph.precision import Precision, as_stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +71,9 @@ class Case:
 
 
 def _stored(array: Array, dtype: np.dtype[np.generic]) -> Array:
-    """An input in its format. A float that is too large becomes infinity; an integer never wraps,
-    because a kernel would then be judged on other values than were meant."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        stored: Array = np.ascontiguousarray(array, dtype)
+    """An input in its format. A float that is too large becomes infinity, or saturates in e4m3; an
+    integer never wraps, because a kernel would then be judged on other values than were meant."""
+    stored = as_stored(array, dtype)
     if dtype.kind in "iu" and not np.array_equal(stored, array):
         wrong = array[stored != array].flat[0]
         raise UsageError(

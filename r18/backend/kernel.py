@@ -27,7 +27,8 @@ class RoundingContract:
                 chooses), "elementwise", "exact" (moves or compares values), "batchnorm",
                 "scale_shift", "mean", "mean_sum" (products of means), "stored_mean_sum" (of means
                 that are rounded to storage), "softmax", "normalize", "integer" (exact sums, and
-                the roundings of `r18.graph.quantized`).
+                the roundings of `r18.graph.quantized`), "scaled_sum" and "scale" (those of
+                `r18.graph.scaled`).
     accumulate: the format in which sums are kept.
     truncates:  sums are cut off instead of rounded to nearest, as tensor cores do.
     blocks:     T, the number of partial sums of at most ⌈K/T⌉ of an output's K products each that
@@ -42,6 +43,8 @@ class RoundingContract:
                 nearest, ties away from zero), where a layer that follows multiplies in it.
     stored_sum: the sum is rounded to `output` before bias, residual and ReLU are applied, as an
                 epilogue in a separate launch must.
+    fraction:   f, where sums are truncated to f bits after the leading one of the largest term,
+                fewer than `accumulate` has. 0: to all that it has.
     factors:    the format in which factors are multiplied, where the kernel keeps more of them than
                 the precision's `multiply` does, such as Winograd's transformed ones in float32.
                 "" for the precision's: more is not claimed.
@@ -55,6 +58,7 @@ class RoundingContract:
     stored_sum: bool = False
     factors: str = ""
     promoted: int = 0
+    fraction: int = 0
 
     def __post_init__(self) -> None:
         dtype_of(self.accumulate), holder_of(self.output)
@@ -64,6 +68,8 @@ class RoundingContract:
             raise UsageError(f"a contract needs at least one block, got {self.blocks}")
         if self.promoted and (self.promoted < 0 or not self.truncates or self.blocks > 1):
             raise UsageError("only sums that are truncated, in one block, are promoted")
+        if self.fraction and (self.fraction < 1 or not self.truncates):
+            raise UsageError("only sums that are truncated keep fewer bits of fraction")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from r18.backend.plan import Plan
 from r18.errors import WeightsError
 from r18.graph.ops import Layout, Problem, Shape
 from r18.graph.passes import as_array, fold_weights
+from r18.graph.precision import as_stored
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,7 @@ def upload(
     """Round a logical array to a storage dtype and bring it into a buffer in a layout."""
     if array.ndim == 4 and kernel_layout is Layout.NHWC:
         array = array.transpose(0, 2, 3, 1)
-    with np.errstate(over="ignore"):  # overflow to infinity is meant
-        # NOTE: `ascontiguousarray` would give a scalar a shape.
-        memory.upload(np.asarray(array, dtype, order="C"), buffer)
+    memory.upload(as_stored(array, dtype), buffer)
 
 
 def download(

@@ -62,6 +62,7 @@ _UNIT_ROUNDOFFS = {
     "float32": 2.0**-24,
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
+    "float8_e4m3fn": 2.0**-4,
 }
 _F64_IN_F32 = _UNIT_ROUNDOFFS["float64"] / _UNIT_ROUNDOFFS["float32"]
 

@@ -18,9 +18,9 @@ from r18.backend import DeviceInfo
 from r18.evaluate.request import Request
 from r18.evaluate.run import Evaluation
 from r18.evaluate.sources import ImageSet
-from r18.graph.precision import INT8
 from r18.graph.quantization import Quantization
 from r18.records.kinds import Evaluate, EvaluateEntry
+from r18.weights.precisions import CALIBRATED
 
 WHAT = "evaluate"
 ROWS = ("changed", "not_read")
@@ -75,7 +75,7 @@ def save(
         "seconds": done.seconds,
         "images_per_second": new / done.seconds if new else None,
     }
-    found = quantization if request.precision == INT8.name else None
+    found = quantization if request.precision in CALIBRATED else None
     if found is not None:
         how = found.calibration
         entry["quantised"] = {

@@ -3,8 +3,9 @@
 `tf32` stores float32 and rounds the factors of each product to 11 significand bits; a kernel may
 round its outputs to as many, since the next layer multiplies no more of them. `fp16x3` stores
 float32 and splits each factor in two float16 numbers, the second scaled by 2¹¹: three products of
-them make one of float32's grade on units that know float16 alone. `int8` stores 8-bit integers and
-sums in 32-bit ones. bfloat16 arrays on the host use the dtype of `ml_dtypes`.
+them make one of float32's grade on units that know float16 alone. `fp8` stores numbers in e4m3,
+with the scales of `r18.graph.scaled`. `int8` stores 8-bit integers and sums in 32-bit ones.
+bfloat16 and e4m3 arrays on the host use the dtypes of `ml_dtypes`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,19 @@ from r18.graph.ops import Op, WeightSpec
 Array = npt.NDArray[Any]
 
 BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+E4M3: np.dtype[np.generic] = np.dtype(ml_dtypes.float8_e4m3fn)
+
+E4M3_LARGEST = 448.0
+"""The largest e4m3 number: what is larger saturates there. The format has no infinity."""
+E4M3_BITS, E4M3_LEAST_EXPONENT = 4, -6
+"""Significand bits, and the exponent of the smallest normal number."""
 
 _DTYPES: dict[str, np.dtype[np.generic]] = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": BFLOAT16,
+    "float8_e4m3fn": E4M3,
     "int8": np.dtype(np.int8),
     "uint8": np.dtype(np.uint8),
     "int32": np.dtype(np.int32),
@@ -64,9 +72,31 @@ def round_to_tf32(values: Array) -> Array:
     return kept.view(np.float32)
 
 
+def round_to_e4m3(values: Array) -> Array:
+    """Numbers rounded to e4m3, to nearest, ties to even, saturated; float64. NaN stays NaN.
+
+    Matches `cvt.rn.satfinite.e4m3x2.f32`. Rounded once, whatever format the numbers are in.
+    """
+    with np.errstate(invalid="ignore"):  # of NaN
+        wide = np.clip(np.asarray(values, np.float64), -E4M3_LARGEST, E4M3_LARGEST)
+    _, exponents = np.frexp(wide)  # of a significand below 1
+    quanta = np.ldexp(1.0, np.maximum(exponents - 1, E4M3_LEAST_EXPONENT) - (E4M3_BITS - 1))
+    rounded: Array = np.rint(wide / quanta) * quanta
+    return rounded
+
+
+def as_stored(array: Array, dtype: np.dtype[Any]) -> Array:
+    """A dense array in a storage dtype; e4m3 saturates, elsewhere what is too large is infinite."""
+    if dtype == E4M3 and array.dtype != E4M3:
+        array = round_to_e4m3(array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored: Array = np.asarray(array, dtype, order="C")
+    return stored
+
+
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is a floating-point one, bfloat16 included."""
-    return dtype.kind == "f" or dtype == BFLOAT16
+    """Whether a dtype is a floating-point one, bfloat16 and e4m3 included."""
+    return dtype.kind == "f" or dtype in (BFLOAT16, E4M3)
 
 
 @dataclass(frozen=True)
@@ -127,8 +157,7 @@ class Precision:
         Raises `WeightsError` for integers that the format, or the limit of the weight, does not
         hold: they are not rounded. And for a factor that is not positive and finite.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinity
-            stored = np.ascontiguousarray(array, self.weight_dtype(spec))
+        stored = as_stored(array, self.weight_dtype(spec))
         if stored.dtype.kind in "iu" and not np.array_equal(stored, array):
             wanted = f"{stored.dtype} cannot represent"
             raise WeightsError(f"the {spec.role} holds values that {wanted}: nothing is cast")
@@ -150,13 +179,17 @@ TF32 = Precision("tf32", "float32", "tf32", "float32")
 FP16X3 = Precision("fp16x3", "float32", "fp16x2", "float32")
 FP16 = Precision("fp16", "float16", "float16", "float32")
 BF16 = Precision("bf16", "bfloat16", "bfloat16", "float32")
+FP8 = Precision("fp8", "float8_e4m3fn", "float8_e4m3fn", "float32")
 INT8 = Precision("int8", "int8", "int8", "int32")
 
 _ALSO = {"float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "single": "fp32"}
 _ALSO |= {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+_ALSO |= {"float8": "fp8", "float8_e4m3fn": "fp8", "e4m3": "fp8"}
 """Formats' names, which are not those of precisions: to a string, tf32 is nearest to float32."""
 
-PRECISIONS: dict[str, Precision] = {p.name: p for p in (FP64, FP32, FP16X3, TF32, FP16, BF16, INT8)}
+PRECISIONS: dict[str, Precision] = {
+    p.name: p for p in (FP64, FP32, FP16X3, TF32, FP16, BF16, FP8, INT8)
+}
 
 
 def precision(name: str) -> Precision:
@@ -171,6 +204,9 @@ def precision(name: str) -> Precision:
 __all__ = [
     "BF16",
     "BFLOAT16",
+    "E4M3",
+    "E4M3_LARGEST",
+    "FP8",
     "FP16",
     "FP16X3",
     "FP32",
@@ -179,9 +215,11 @@ __all__ = [
     "PRECISIONS",
     "TF32",
     "Precision",
+    "as_stored",
     "dtype_of",
     "holder_of",
     "is_floating",
     "precision",
+    "round_to_e4m3",
     "round_to_tf32",
 ]

@@ -1,4 +1,5 @@
-"""What a program of a precision is compiled from: the float weights, or their integers."""
+"""What a program of a precision is compiled from: the float weights, or what a calibration makes of
+them, integers or scaled e4m3 numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +11,17 @@ from numpy.typing import NDArray
 from r18.backend import CompileOptions
 from r18.errors import UsageError, WeightsError
 from r18.graph.passes import fuse
-from r18.graph.precision import INT8
+from r18.graph.precision import FP8, INT8
 from r18.graph.quantization import Quantization
 from r18.graph.quantize import LEVEL, integer_weights, quantized
 from r18.graph.quantized import QUANTIZED_OPS
+from r18.graph.scaled import SCALED_OPS
+from r18.graph.scaling import ranges_of, scaled, scaled_weights
 from r18.graph.schedule import Schedule
 from r18.weights.sources import Weights
+
+CALIBRATED = (INT8.name, FP8.name)
+"""The precisions that need the scales of a calibration."""
 
 
 def in_precision(
@@ -23,28 +29,38 @@ def in_precision(
 ) -> tuple[Schedule, Mapping[str, NDArray[Any]]]:
     """The schedule and weights to compile with these options: `backend.compile(*…, options)`.
 
-    In int8 these are the quantised schedule and the integers of `weights.quantization`. In any
-    other precision, and for a schedule that is quantised already, they are the given ones.
+    In int8 these are the quantised schedule and the integers of `weights.quantization`. In fp8 they
+    are the scaled schedule and the float weights in e4m3, with the ranges of that calibration. In
+    any other precision, and for a schedule that is one of these already, they are the given ones.
 
-    Raises `WeightsError` for int8 and weights without a quantisation, and `UsageError` for int8 at
-    another fusion level than `all`.
+    Raises `WeightsError` for int8 or fp8 and weights without a quantisation, and `UsageError` for
+    these at another fusion level than `all`, and for fp8 from pixels.
     """
-    if options.precision != INT8.name or is_quantized(schedule):
+    if options.precision not in CALIBRATED or is_calibrated(schedule):
         return schedule, weights
     check_level(options)
-    quantization = quantization_of(weights)
+    quantization = quantization_of(weights, options.precision)
     folded = fuse(schedule, LEVEL) if schedule.level == "none" else schedule
+    if options.precision == FP8.name:
+        ranges = ranges_of(folded, quantization)
+        return scaled(folded), scaled_weights(folded, weights, ranges)
     return quantized(folded, quantization.bits), integer_weights(folded, quantization)
 
 
-def quantization_of(weights: Mapping[str, Any]) -> Quantization:
-    """The quantisation that the weights hold. Raises `WeightsError` where there is none."""
+USES = {INT8.name: "int8 computes with integers", FP8.name: "fp8 takes its scales from one"}
+
+
+def quantization_of(weights: Mapping[str, Any], precision: str = INT8.name) -> Quantization:
+    """The quantisation that the weights hold. Raises `WeightsError` where there is none.
+
+    precision: one of `CALIBRATED`, for the message.
+    """
     if isinstance(weights, Weights) and weights.quantization is not None:
         return weights.quantization
     source = weights.source if isinstance(weights, Weights) else "SOURCE"
     which = f"weights '{source}' hold" if isinstance(weights, Weights) else "the weights hold"
     raise WeightsError(
-        f"{which} no quantisation, and int8 computes with integers\n"
+        f"{which} no quantisation, and {USES[precision]}\n"
         f"  quantise them: r18 quantize --weights {source} --images FOLDER --out OUT, and then "
         "use --weights OUT"
     )
@@ -55,9 +71,11 @@ def integer_schedule(schedule: Schedule, options: CompileOptions, bits: int = 8)
 
     bits: of weights in int8. Raises `UsageError` as `in_precision`.
     """
-    if options.precision != INT8.name:
+    if options.precision not in CALIBRATED:
         return schedule
     check_level(options)
+    if options.precision == FP8.name:
+        return scaled(fuse(schedule, LEVEL))
     return quantized(fuse(schedule, LEVEL), bits)
 
 
@@ -66,8 +84,25 @@ def is_quantized(schedule: Schedule) -> bool:
     return any(isinstance(step.op, QUANTIZED_OPS) for step in schedule.steps)
 
 
+def is_scaled(schedule: Schedule) -> bool:
+    """Whether the schedule computes in e4m3."""
+    return any(isinstance(step.op, SCALED_OPS) for step in schedule.steps)
+
+
+def is_calibrated(schedule: Schedule) -> bool:
+    """Whether the schedule is what `in_precision` makes for one of `CALIBRATED`."""
+    return is_quantized(schedule) or is_scaled(schedule)
+
+
 def check_level(options: CompileOptions) -> None:
-    """Raise `UsageError` for int8 at another fusion level than `all`."""
+    """Raise `UsageError` for int8 or fp8 at another fusion level than `all`, and fp8 of pixels."""
+    if options.precision == FP8.name and options.pixels is not None:
+        raise UsageError("fp8 takes images, not pixels: normalise them before")
+    if options.fusion != LEVEL and options.precision == FP8.name:
+        raise UsageError(
+            f"fp8 is computed at fusion level '{LEVEL}', where a sum is stored once; asked for "
+            f"'{options.fusion}'"
+        )
     if options.fusion != LEVEL:
         raise UsageError(
             f"int8 is computed at fusion level '{LEVEL}', where a sum is requantised once; asked "
@@ -75,4 +110,12 @@ def check_level(options: CompileOptions) -> None:
         )
 
 
-__all__ = ["in_precision", "integer_schedule", "is_quantized", "quantization_of"]
+__all__ = [
+    "CALIBRATED",
+    "in_precision",
+    "integer_schedule",
+    "is_calibrated",
+    "is_quantized",
+    "is_scaled",
+    "quantization_of",
+]

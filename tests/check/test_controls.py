@@ -16,6 +16,7 @@ from faults.summations import Products, Summation
 from r18.backend.host import HostKernel
 from r18.graph.ops import OPS, Conv2d, ConvMaxPool, Linear, MaxPool2d, Problem
 from r18.graph.precision import PRECISIONS
+from r18.graph.scaled import SCALED_OPS
 from r18.runtime.launch import run_kernel
 from r18_oracle.check.checks import examine
 from r18_oracle.check.tally import Tally
@@ -64,7 +65,8 @@ def test_never_an_alarm(kernel: HostKernel, pytestconfig: pytest.Config) -> None
     if kernel not in (*IS_WINOGRAD, *NOT_STRIDED):
         assert report.tally.problems >= BRIEF.examples
         # None computes groups or dilation, which the corners ask of every convolution.
-        assert all(reason.startswith("computes no conv2d with ") for reason in report.tally.refused)
+        said = ("computes no conv2d with ", "computes no sconv2d with ")
+        assert all(reason.startswith(said) for reason in report.tally.refused)
 
 
 @pytest.mark.parametrize("kernel", IS_WINOGRAD, ids=lambda kernel: kernel.id)
@@ -86,7 +88,7 @@ def test_there_are_enough_of_them() -> None:
     assert len(CONTROLS) >= 30
     assert len(BY_ID) == len(CONTROLS)
     assert {k.contract.algorithm for k in CONTROLS} == set(DERIVATIONS) - {"integer"}
-    assert {k.op for k in CONTROLS} == set(OPS.values())
+    assert {k.op for k in CONTROLS} == {*OPS.values(), *SCALED_OPS}
     assert {k.precision.name for k in CONTROLS} == set(PRECISIONS) - {"int8"}
     assert any(k.precision.flush_to_zero for k in CONTROLS)
     assert any(k.contract.stored_sum and k.contract.output == "float16" for k in CONTROLS)

@@ -96,7 +96,7 @@ def test_a_typo_in_an_algorithm_gets_the_nearest() -> None:
             replace(FP32, name="fp33"),
             ("sum", "float32"),
             "its precision is 'fp33', did you mean 'fp32'? known: fp64, fp32, fp16x3, tf32, fp16, "
-            "bf16, int8",
+            "bf16, fp8, int8",
         ),
     ],
 )

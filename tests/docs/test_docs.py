@@ -321,10 +321,11 @@ def test_the_bounds_page_has_the_constants_of_the_code() -> None:
         exponent = value.hex().partition("p")[2]
         return "2" + str(int(exponent)).translate(digits)
 
-    for name in ("float64", "float32", "float16", "bfloat16"):
+    for name in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn"):
         u, eta = FORMATS[name].u, FORMATS[name].eta
         subnormal = {"float64": "2⁻¹⁰⁷⁴"}.get(name) or power(eta)
-        assert f"| {name} | {power(u)} | {subnormal} |" in text
+        shown = "e4m3" if name == "float8_e4m3fn" else name
+        assert f"| {shown} | {power(u)} | {subnormal} |" in text
     small, middle, large = (WINOGRAD_ROUNDINGS[tile] for tile in (2, 4, 6))
     assert f"n = C + {small}, C + {middle} and C + {large}" in text
     assert f"η = {STAGE_ERROR:g}u for each doubling" in text

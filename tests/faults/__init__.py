@@ -20,6 +20,7 @@ from faults import (
     pixels,
     quantized,
     rounds,
+    scaled,
     state,
     winograd,
 )
@@ -38,6 +39,7 @@ PARTS = (
     rounds,
     bias,
     quantized,
+    scaled,
     state,
 )
 FAULTS: tuple[Fault, ...] = tuple(fault for part in PARTS for fault in part.FAULTS)

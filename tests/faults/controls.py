@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from faults import odd_ops as odd
+from faults import scaled
 from faults import summations as sums
 from faults.odd_ops import Arrays, Compute
 from faults.summations import Products, Rounding, Summation
@@ -81,6 +82,7 @@ def controls() -> tuple[HostKernel, ...]:
         *normalizations(),
         *convolutions_pooled(),
         *classifiers(),
+        *scaled.CONTROLS,
     )
 
 

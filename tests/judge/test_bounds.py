@@ -35,8 +35,9 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.passes import fold_weights, fuse
-from r18.graph.precision import BF16, FP16, FP16X3, FP32, FP64, INT8, TF32, Precision
+from r18.graph.precision import BF16, FP16, FP16X3, FP32, FP64, INT8, TF32, Precision, dtype_of
 from r18.graph.resnet import tiny
+from r18.graph.scaled import SCALED_OPS, ScaledConv2d
 from r18.runtime.launch import run_kernel
 from r18_oracle.cases import Case
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, make_case
@@ -100,7 +101,7 @@ def test_gamma() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_are_those_of_the_libraries(name: str) -> None:
-    info = ml_dtypes.finfo(ml_dtypes.bfloat16) if name == "bfloat16" else np.finfo(name)
+    info = ml_dtypes.finfo(dtype_of(name))
     known = FORMATS[name]
     assert known.u == float(info.eps) / 2
     assert known.eta == float(info.smallest_subnormal)
@@ -410,8 +411,9 @@ def test_an_unknown_contract_is_an_error() -> None:
         bound(case, RoundingContract("winograd_f6x6", "float32", "float32"), np.ones((1, 1)))
     assert str(failure.value) == (
         "unknown algorithm in a rounding contract 'winograd_f6x6', did you mean 'winograd_f4x4'?\n"
-        "  known: batchnorm, elementwise, exact, integer, mean, mean_sum, normalize, scale_shift, "
-        "softmax, stored_mean_sum, sum, transforms, winograd_f2x2, winograd_f4x4\n"
+        "  known: batchnorm, elementwise, exact, integer, mean, mean_sum, normalize, scale, "
+        "scale_shift, scaled_sum, softmax, stored_mean_sum, sum, transforms, winograd_f2x2, "
+        "winograd_f4x4\n"
         "  Give it a derivation in r18_oracle.judge.bounds before a kernel declares it."
     )
 
@@ -434,7 +436,7 @@ def test_an_unknown_contract_is_an_error() -> None:
         ("elementwise", ReLU(), (1, 3), "'elementwise' is a contract of add, not of relu"),
         ("batchnorm", ReLU(), (1, 3), "'batchnorm' is a contract of batchnorm, not of relu"),
         ("scale_shift", ReLU(), (1, 3), "'scale_shift' is a contract of batchnorm, not of relu"),
-        ("mean", ReLU(), (1, 3), "'mean' is a contract of gap, not of relu"),
+        ("mean", ReLU(), (1, 3), "'mean' is a contract of gap and sgap, not of relu"),
         ("softmax", ReLU(), (1, 3), "'softmax' is a contract of softmax, not of relu"),
         ("scale_shift", BatchNorm(3, 1e-40), (1, 3, 1, 1), "an eps of 1e-40 is lost in float32"),
         ("normalize", ReLU(), (1, 3), "'normalize' is a contract of normalize, not of relu"),
@@ -491,6 +493,10 @@ def large_problems(kernel: HostKernel) -> tuple[Problem, ...]:
                 Problem(ConvMaxPool(some, pools[0]), ((4, 4, 32, 32),)),
                 Problem(ConvMaxPool(stem, pools[1]), ((4, 3, 33, 46),)),
             )
+        case "sconv2d":
+            some = ScaledConv2d(Conv2d(4, 8, (3, 3), (1, 1), (1, 1), bias=True))
+            long = ScaledConv2d(Conv2d(64, 4, (3, 3), (1, 1), (1, 1), bias=True))
+            return Problem(some, ((4, 4, 32, 32),)), Problem(long, ((1, 64, 8, 8),))
         case "linear":
             return dot(48, 64, 200), dot(1024, 10, 20)
         case "gap_linear":
@@ -536,7 +542,12 @@ EXTREMES = 6
 
 @pytest.mark.parametrize(
     "kernel",
-    [k for k in CONTROLS if k.op not in (MaxPool2d, ReLU, Relayout, Normalize)],
+    [
+        k
+        for k in CONTROLS
+        if k.op
+        not in (MaxPool2d, ReLU, Relayout, Normalize, *SCALED_OPS)  # see test_scaled_bounds.py
+    ],
     ids=lambda kernel: kernel.id,
 )
 def test_the_whole_range_of_the_format(kernel: HostKernel) -> None:

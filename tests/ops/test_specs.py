@@ -17,6 +17,7 @@ from r18.errors import UsageError
 from r18.graph.ops import OPS, Op, Problem, Shape
 from r18.graph.precision import FP32
 from r18.graph.quantized import QUANTIZED_OPS
+from r18.graph.scaled import SCALED_OPS
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.inputs import kinds_for, make_case
 from r18_oracle.judge.bounds import DERIVATIONS
@@ -64,7 +65,7 @@ def kernel(most: float) -> HostKernel:
 
 
 def test_every_op_has_a_spec_of_algorithms_that_have_a_bound() -> None:
-    assert set(table.SPECS) == {*OPS.values(), *QUANTIZED_OPS}
+    assert set(table.SPECS) == {*OPS.values(), *QUANTIZED_OPS, *SCALED_OPS}
     for op, spec in table.SPECS.items():
         assert table.spec_of(op) is spec
         assert spec.algorithms

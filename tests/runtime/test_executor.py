@@ -61,6 +61,7 @@ from r18.graph.passes import FUSION_LEVELS, fold_weights, fuse
 from r18.graph.precision import FP32, Precision
 from r18.graph.quantized import QUANTIZED_OPS
 from r18.graph.resnet import tiny
+from r18.graph.scaled import SCALED_OPS
 from r18.graph.schedule import CANONICAL, Schedule
 from r18.runtime.fusing import PARTS
 from r18.runtime.launch import run_kernel
@@ -1089,6 +1090,10 @@ def test_kernel_ids_are_unique_and_say_what_they_name() -> None:
             ]
         for precision in {k.precision.name for k in kernels}:
             found = {k.op for k in kernels if k.precision.name == precision}
-            needed = set(QUANTIZED_OPS if precision == "int8" else OPS.values())
+            calibrated = {
+                "int8": QUANTIZED_OPS,
+                "fp8": (*SCALED_OPS, MaxPool2d, Relayout),
+            }
+            needed = set(calibrated.get(precision, OPS.values()))
             fused = {*PARTS, MatMul}  # which no backend needs
             assert found - fused == needed - fused

@@ -22,6 +22,7 @@ from r18.graph.passes import FUSION_LEVELS
 from r18.graph.resnet import network
 from r18.graph.schedule import CANONICAL
 from r18.weights import load_weights
+from r18.weights.precisions import CALIBRATED
 
 if TYPE_CHECKING:
     from r18_oracle.dumps.files import TensorFile
@@ -114,7 +115,7 @@ def dump(
         assert peer is not None  # it is why there is no backend
         written = write_peer_dump(out, peer, *what, optimised=not unoptimised, **how)
     else:
-        whole = checkpoints == "canonical" or precision == "int8"
+        whole = checkpoints == "canonical" or precision in CALIBRATED
         level = fusion or ("all" if whole else "none")
         options = CompileOptions(precision=precision, fusion=level)
         written = write_dump(out, runner, *what, checkpoints=checkpoints, options=options, **how)

@@ -31,7 +31,7 @@ from r18.errors import (
 from r18.evaluate.margins import Allowance, multiple
 from r18.graph.ops import Shape
 from r18.graph.passes import fuse
-from r18.graph.precision import INT8, Precision
+from r18.graph.precision import FP8, INT8, Precision
 from r18.graph.precision import precision as precision_of
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
@@ -271,6 +271,11 @@ class _Side:
             raise DumpError(
                 f"'{dump.folder}' is in int8, where the bound is 0: nothing may be lost\n"
                 "  compare integers by equality: r18 diff without --bounds"
+            )
+        if made.precision == FP8.name:
+            raise DumpError(
+                f"'{dump.folder}' is in fp8, whose error follows from scales that a dump does not "
+                "hold\n  verify the network: r18 verify --precision fp8"
             )
         fused = fuse(schedule, made.fusion)
         unknown = [f.name for f in dump.checkpoints if f.name not in fused.taps]

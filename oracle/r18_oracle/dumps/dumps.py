@@ -37,12 +37,20 @@ import numpy as np
 from r18.backend import Array, Backend, CompileOptions, Program
 from r18.errors import DumpError, plain, unknown
 from r18.files import check_distinct
-from r18.graph.quantize import value_scales
+from r18.graph import scaling
+from r18.graph.passes import fuse
+from r18.graph.precision import FP8
+from r18.graph.quantize import LEVEL, value_scales
 from r18.graph.resnet import name_of
 from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import keeping_checkpoints, keeping_pools, schedule_for
 from r18.weights import Weights
-from r18.weights.precisions import in_precision, is_quantized
+from r18.weights.precisions import (
+    check_level,
+    in_precision,
+    is_quantized,
+    quantization_of,
+)
 from r18_oracle.dumps.files import (
     Origin,
     TensorFile,
@@ -143,12 +151,14 @@ def write_dump(
     progress:    called with each checkpoint that was written.
 
     The folder appears whole or not at all. One checkpoint at a time is brought to the host; the
-    program itself keeps all of them until the last is fetched. Raises `DumpError`, and what
+    program itself keeps all of them until the last is fetched. Values in e4m3 are written as the
+    numbers that they stand for. Raises `DumpError`, and what
     compiling raises.
     """
     folder = Path(folder)
     images.check(schedule)
     options = replace(options, batch=images.batch, taps=())
+    units = _units(schedule, weights, options)
     schedule, read = in_precision(schedule, weights, options)
     if is_quantized(schedule) and checkpoints == "all":
         # An explanation computes each step from its inputs.
@@ -171,7 +181,8 @@ def write_dump(
                 scale = scales.get(schedule.value_of(name))
                 stored = program.plan.tensors[schedule.value_of(name)].dtype.name
                 kind = dtype if scale is None else stored
-                files.append(write_tensor(draft, name, program.fetch(name), kind, scale))
+                values = program.fetch(name) * units.get(schedule.value_of(name), np.float32(1))
+                files.append(write_tensor(draft, name, values, kind, scale))
                 _check_shape(files[-1], backend.name, schedule, images.batch)
                 if progress is not None:
                     progress(files[-1])
@@ -186,6 +197,17 @@ def _scales(schedule: Schedule, weights: Weights) -> dict[str, float]:
     if not is_quantized(schedule) or weights.quantization is None:
         return {}
     return value_scales(schedule, weights.quantization.scales)
+
+
+def _units(schedule: Schedule, weights: Weights, options: CompileOptions) -> dict[str, np.float32]:
+    """What 1 stands for, of every value that a program in fp8 computes in units of a scale."""
+    if options.precision != FP8.name:
+        return {}
+    check_level(options)
+    folded = fuse(schedule, LEVEL)
+    ranges = scaling.ranges_of(folded, quantization_of(weights, FP8.name))
+    scales = scaling.value_scales(folded, ranges)
+    return {value: np.float32(scale) for value, scale in scales.items()}
 
 
 def _made(backend: Backend, program: Program, weights: Weights, images: Images) -> Made:

@@ -30,6 +30,7 @@ _INTEGERS = {
     "float32": 2**24,
     "float16": 2**11,
     "bfloat16": 2**8,
+    "float8_e4m3fn": 2**4,
     "tf32": 2**11,
     PAIR: 2**11,  # in the first half alone; see `_long`
 }
@@ -94,7 +95,7 @@ class Cases:
         key: tuple[Hashable, ...] = problem, kind, seed, variant
         if kind == "exact":  # the only kind that depends on the contract
             contract = kernel.contract
-            key += contract.algorithm, contract.accumulate, contract.output
+            key += contract.algorithm, contract.accumulate, contract.output, contract.fraction
         case = self._known.get(key)
         if case is None:
             case = make_case(kernel, problem, kind, seed, variant)
@@ -161,6 +162,8 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
     """
     spec = spec_of(problem.op)
     room = min(_INTEGERS[kernel.contract.accumulate], 2**40)
+    if kernel.contract.fraction:
+        room = min(room, 2 ** (kernel.contract.fraction + 1))
     factor = _INTEGERS[kernel.precision.multiply]
     stored = _INTEGERS[kernel.contract.output]
     if _rounds(kernel) and variant // spec.variants("exact") % ROUNDED:
@@ -280,7 +283,7 @@ def _cancelling(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arr
 
 def _wide(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     """Magnitudes over many binades, as far as sums of the format stay finite."""
-    narrow = kernel.precision.storage == "float16"
+    narrow = kernel.precision.storage in ("float16", "float8_e4m3fn")
     low, high = (-8.0, 4.0) if narrow else (-30.0, 12.0 if _splits(kernel) else 20.0)
 
     def draw(shape: tuple[int, ...]) -> Array:

@@ -16,6 +16,7 @@ from r18.graph.ops import Layout, Problem, Relayout, Softmax
 from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_image, fuse_pairs
 from r18.graph.quantize import has_integer_form, quantized
 from r18.graph.quantized import LIMITS, QuantizedRelayout
+from r18.graph.scaling import scaled
 from r18.graph.schedule import IMAGE, Schedule
 from r18_oracle.generate.sizes import takes
 from r18_oracle.ops.normalize import normalization
@@ -24,7 +25,7 @@ from r18_oracle.ops.table import spec_of
 
 def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Problem, ...]:
     """Every distinct problem of a network at every fusion level, softmax and relayouts included,
-    and of the network in integers with weights of each number of bits.
+    and of the network in integers with weights of each number of bits, and in scaled e4m3.
 
     The last ones are in a plan only if the backend has a kernel for them (`Op.optional`).
     """
@@ -56,6 +57,9 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
             for stem in (pooled, fuse_image(pixels), fuse_image(pooled)):
                 for problem in stem.problems(batch).values():
                     found.setdefault(problem)
+        for batch in batches:
+            for problem in scaled(fused).problems(batch).values():
+                found.setdefault(problem)
     for batch in batches:
         for problem in fuse_pairs(fused).problems(batch).values():
             found.setdefault(problem)

@@ -64,6 +64,7 @@ from r18_oracle.judge.roundings import (
     window_sum,
     with_epilogue,
 )
+from r18_oracle.judge.scaled import sum_error
 from r18_oracle.ops.table import SPECS, spec_of
 
 __all__ = [
@@ -416,6 +417,31 @@ def integer(case: Case, contract: RoundingContract, y: Array) -> Bound:
     return Bound(np.zeros(y.shape))
 
 
+def scaled_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """Sums of e4m3 products with their scales: `r18_oracle.judge.scaled.sum_error`, and storing.
+
+    Nothing leaves e4m3, which saturates. In float32 a sum with its addends may.
+    """
+    error, size = sum_error(case, contract)
+    largest = stored(error, y, contract)
+    return Bound.of(largest, may_overflow(size, contract), y, contract)
+
+
+def scale(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """x / s, or x times the rounded reciprocal of s: γ_2·|x / s|, and storing.
+
+    A quotient of 0 that was not one may lose η, and the product with a reciprocal as much. Where a
+    reciprocal may leave float32 the output is not judged; what saturates is.
+    """
+    (x,), (divisor,) = finite_part(case)
+    accumulate = format_of(contract.accumulate)
+    size = np.abs(x / divisor)
+    lost = 2 * (accumulate.tiny if case.precision.flush_to_zero else accumulate.eta)
+    error = (gamma(2, accumulate.u) + gamma(2, F64)) * size + lost
+    far = (divisor < accumulate.tiny) | (divisor > 1 / accumulate.tiny)
+    return Bound.of(stored(error, y, contract), far, y, contract)
+
+
 BATCHNORM_ROUNDINGS = 10
 """Roundings of any term of a BatchNorm, in either form; see `batchnorm` and `scale_shift`."""
 
@@ -656,6 +682,8 @@ DERIVATIONS: dict[str, Derivation] = {
     "elementwise": elementwise,
     "exact": exact,
     "integer": integer,
+    "scaled_sum": scaled_sum,
+    "scale": scale,
     "batchnorm": batchnorm,
     "scale_shift": scale_shift,
     "mean": mean,

@@ -18,8 +18,12 @@ from r18_oracle.judge.bounds import DERIVATIONS, FORMATS
 from r18_oracle.judge.roundings import FACTORS
 from r18_oracle.ops.table import spec_of
 
-NARROW = ("fp16x2", "tf32", "float16", "bfloat16")
+NARROW = ("fp16x2", "tf32", "float16", "bfloat16", "float8_e4m3fn")
 """The formats that tensor cores multiply, whose sums may therefore be truncated."""
+
+FRACTIONS = {"float8_e4m3fn": 13}
+"""The bits of fraction of sums that tensor cores keep, where they are fewer than float32's: those
+of the coarsest known unit, Hopper's."""
 
 ATTRIBUTES = (
     "id",
@@ -53,7 +57,7 @@ def objection(kernel: Kernel) -> str | None:
     - Factors are claimed only in a format with a smaller unit roundoff than the precision's, and
       not where it splits them.
     - Sums are truncated only where factors are narrow enough for a tensor core, and promoted only
-      by the algorithm `sum`.
+      by the algorithms `sum` and `scaled_sum`; they keep as few bits of fraction as a unit does.
 
     A function that is judged as it stands (`r18_oracle.functions`) declares nothing: what it is
     held to was found or is the user's word, so any formats will do.
@@ -77,13 +81,18 @@ def objection(kernel: Kernel) -> str | None:
     if contract.accumulate not in accumulators:
         said = f"{precision} accumulates in {precision.accumulate}, not in {contract.accumulate}"
         return said if len(accumulators) == 1 else f"{said}; known: {', '.join(accumulators)}"
-    if contract.output not in (precision.storage, *_outputs(precision)):
-        return f"{precision} stores {precision.storage}, not {contract.output}"
+    outputs = spec_of(kernel.op).outputs or (precision.storage,)
+    if contract.output not in (*outputs, *_outputs(precision)):
+        return f"{precision} stores {' or '.join(outputs)}, not {contract.output}"
     if contract.factors and (wrong_factors := _factors_objection(precision, contract.factors)):
         return wrong_factors
     if contract.truncates and precision.multiply not in NARROW:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
-    if contract.promoted and contract.algorithm != "sum":
+    kept = FRACTIONS.get(precision.multiply)
+    if contract.fraction and (kept is None or contract.fraction < kept):
+        said = f"{kept} bits of fraction" if kept else f"all bits of {contract.accumulate}"
+        return f"units that multiply {precision.multiply} keep {said}, not {contract.fraction}"
+    if contract.promoted and contract.algorithm not in ("sum", "scaled_sum"):
         return f"the oracle has no error bound for '{contract.algorithm}' with promoted sums"
     known_algorithms = {*DERIVATIONS, *spec_of(kernel.op).derivations}
     if contract.algorithm not in known_algorithms:

@@ -15,7 +15,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
-from r18.graph.precision import holder_of, round_to_tf32
+from r18.graph.precision import E4M3, E4M3_LARGEST, holder_of, round_to_e4m3, round_to_tf32
+from r18.graph.scaled import ScaledConv2d
 from r18_oracle.cases import Case
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, sum_spec
 
@@ -42,6 +43,7 @@ FORMATS = {
     "float32": Format(2.0**-24, 2.0**-149, 2.0**-126, float(np.finfo(np.float32).max)),
     "float16": Format(2.0**-11, 2.0**-24, 2.0**-14, 65504.0),
     "bfloat16": Format(2.0**-8, 2.0**-133, 2.0**-126, (2 - 2.0**-7) * 2.0**127),
+    "float8_e4m3fn": Format(2.0**-4, 2.0**-9, 2.0**-6, E4M3_LARGEST),
 }
 
 
@@ -95,18 +97,20 @@ def summation_error(
       more, each time by less than 2u. K products in steps of b lose at most K + ⌈K/b⌉ times 2u
       (Fasi et al. 2021, §3). Partial steps (channels padded to b at each tap) lose at most once
       per product, since normalisation only truncates a sum that is larger than any term.
-    - Truncated and promoted: a run of p products loses p + ⌈p/b⌉ times 2u, then it passes through
-      at most T additions of the T runs, and one for each addend, all rounded to nearest. Π(1+δᵢ)
-      with Σ|δᵢ| ≤ nu differs from 1 by at most γ_n (the proof of Lemma 3.1 needs nothing else), so
-      n = 2(p + ⌈p/b⌉) + T + addends at u. Split-K adds nothing: of P parts with products, one with
-      Tᵢ runs has Tᵢ ≤ T − P + 1, and Tᵢ + P − 1 additions. A part without adds zero, exactly.
+    - Truncated and promoted: a run of p products loses p + ⌈p/b⌉ times t, then it passes through
+      at most T additions of the T runs, and one for each addend, all rounded to nearest. t is 2u,
+      or 2^−f if the unit keeps f bits of fraction. Π(1+δᵢ) with Σ|δᵢ| ≤ nu differs from 1 by at
+      most γ_n (the proof of Lemma 3.1 needs nothing else), so n = (p + ⌈p/b⌉)·t/u + T + addends at
+      u. Split-K adds nothing: of P parts with products, one with Tᵢ runs has Tᵢ ≤ T − P + 1, and
+      Tᵢ + P − 1 additions. A part without adds zero, exactly.
     """
     u = roundoff(contract)
     products = max(1, terms - addends)
     if runs:
         run = min(contract.promoted, products)
         cut = run + math.ceil(run / TENSOR_CORE_BLOCK)
-        return gamma(2 * cut + min(runs, products) + addends, format_of(contract.accumulate).u)
+        kept = format_of(contract.accumulate).u
+        return gamma(cut * u / kept + min(runs, products) + addends, kept)
     parts = min(contract.blocks, products)
     path = math.ceil(products / parts)
     if contract.truncates:
@@ -122,13 +126,16 @@ def runs_of(case: Case, contract: RoundingContract) -> int:
     if not contract.promoted:
         return 0
     op = case.problem.op
-    conv = op.conv if isinstance(op, ConvMaxPool) else op
+    conv = op.conv if isinstance(op, ConvMaxPool | ScaledConv2d) else op
     taps = math.prod(conv.kernel_size) if isinstance(conv, Conv2d) else 1
     return taps * math.ceil(depth_of(case) / taps / contract.promoted)
 
 
 def roundoff(contract: RoundingContract) -> float:
-    """The relative error of one operation in the accumulator: u, or 2u where it truncates."""
+    """The relative error of one operation in the accumulator: u, or 2u where it truncates, or 2^−f
+    where it keeps f bits of fraction."""
+    if contract.fraction:
+        return 2.0**-contract.fraction
     return format_of(contract.accumulate).u * (2 if contract.truncates else 1)
 
 
@@ -225,15 +232,25 @@ def split_sum_error(
 
 
 def stored(error: Array, y: Array, contract: RoundingContract) -> Array:
-    """The error after one more rounding, to the output's format: (1+u)E + u|y| + η/2."""
+    """The error after one more rounding, to the output's format: (1+u)E + u|y| + η/2.
+
+    In e4m3, whose numbers are few, it is that of the numbers that y − E and y + E are rounded to:
+    rounding and saturating keep order.
+    """
     if contract.output == contract.accumulate:
         return error
+    if contract.output == E4M3.name:
+        ends = (np.abs(round_to_e4m3(y + side * error) - y) for side in (-1, 1))
+        largest: Array = np.maximum(*ends)
+        return largest
     out = format_of(contract.output)
     return (1 + out.u) * error + out.u * np.abs(y) + out.eta / 2
 
 
 def rounded(values: Array, name: str) -> Array:
     """float64 values rounded to an output's format, in float64."""
+    if name == E4M3.name:
+        return round_to_e4m3(values)
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         held = values.astype(holder_of(name))
     return (round_to_tf32(held) if name == "tf32" else held).astype(np.float64)

@@ -5,7 +5,8 @@
 - Teacher-forced: each step of the plan gets the reference's values, rounded to its storage, and is
   judged by its derived bound. This locates the source of a propagated error.
 
-In int8 both must be 0: integers are specified to the bit, and so are the logits.
+In int8 both must be 0: integers are specified to the bit, and so are the logits. In fp8 the
+reference is the network of the weights in e4m3, in float64 and without rounding in between.
 
 The reference run, PyTorch's own run and the backend's run advance together, batch by batch. Only
 one checkpoint of each is in memory, in addition to the values that the network still reads.
@@ -24,11 +25,10 @@ from r18.errors import R18Error, ShapeError, UsageError
 from r18.evaluate.margins import Call, calls, multiple
 from r18.graph.ops import Normalize, Problem
 from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_image, fuse_pairs
-from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import PARTS, keeping_checkpoints, schedule_for
-from r18.weights.precisions import is_quantized
+from r18.weights.precisions import CALIBRATED, is_calibrated, is_quantized, is_scaled
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, observe
@@ -57,11 +57,13 @@ DEFAULT_BATCH = 4
 @dataclass
 class Shared:
     """What comparisons of one network on the same weights and images have in common, whatever the
-    backend and the precision: the network in integers, by fusion level, and the float64 values that
-    were read, by whether they are that network's."""
+    backend and the precision: the network in integers or e4m3, by precision and fusion level, and
+    the float64 values that were read, by whether they are those networks'."""
 
-    integers: dict[str, tuple[Schedule, Mapping[str, Array]]] = field(default_factory=dict)
-    values: dict[bool, dict[str, Array]] = field(default_factory=dict)
+    calibrated: dict[tuple[str, str], tuple[Schedule, Mapping[str, Array]]] = field(
+        default_factory=dict
+    )
+    values: dict[tuple[bool, bool], dict[str, Array]] = field(default_factory=dict)
 
     def executed(
         self,
@@ -71,15 +73,15 @@ class Shared:
         options: CompileOptions,
     ) -> tuple[Schedule, Mapping[str, Array]]:
         """As `r18_oracle.network.integers.executed`, whose scales take a float64 run."""
-        if options.precision != INT8.name:
+        if options.precision not in CALIBRATED:
             return executed(schedule, weights, images, options)
-        if options.fusion not in self.integers:
-            made = executed(schedule, weights, images, options)
-            self.integers[options.fusion] = made
-        return self.integers[options.fusion]
+        key = options.precision, options.fusion
+        if key not in self.calibrated:
+            self.calibrated[key] = executed(schedule, weights, images, options)
+        return self.calibrated[key]
 
     def known(self, schedule: Schedule) -> dict[str, Array]:
-        return self.values.setdefault(is_quantized(schedule), {})
+        return self.values.setdefault((is_quantized(schedule), is_scaled(schedule)), {})
 
 
 def compare_checkpoints(
@@ -179,8 +181,8 @@ def _names(
 
 
 def _fused(schedule: Schedule, options: CompileOptions) -> Schedule:
-    """The schedule at the options' level, where one in integers is already."""
-    return schedule if is_quantized(schedule) else fuse(schedule, options.fusion)
+    """The schedule at the options' level, where one in integers or e4m3 is already."""
+    return schedule if is_calibrated(schedule) else fuse(schedule, options.fusion)
 
 
 def _begun(schedule: Schedule, options: CompileOptions) -> Schedule:
@@ -211,7 +213,7 @@ class _Comparison:
         self._values = {name: fused.value_of(name) for name in names}
         self._values[UNTAPPED] = fused.output
         self._read = fold_weights(fused, weights)
-        self._exact = self._read if self._integers else weights
+        self._exact = self._read if is_calibrated(schedule) else weights
         self._pytorch = (
             None
             if self._integers  # there is nothing that it could lose

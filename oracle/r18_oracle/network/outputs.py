@@ -22,10 +22,10 @@ from r18.bench.rows import Contender, Row, Runner
 from r18.errors import R18Error, ShapeError
 from r18.evaluate.margins import Allowance, multiple
 from r18.graph.passes import FUSION_LEVELS, fuse
-from r18.graph.precision import INT8
+from r18.graph.precision import FP8, INT8
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule
-from r18.weights.precisions import in_precision, quantization_of
+from r18.weights.precisions import CALIBRATED, in_precision, is_scaled, quantization_of
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.losses import Loss, LossSums
@@ -63,11 +63,15 @@ def output_loss(
 class Yardstick:
     """The float64 output on seeded images, and the loss of PyTorch's arithmetic in a precision.
 
-    schedule: at level `none`. Raises `UnknownName` for a precision that is not stored in floating
-    point.
+    schedule: at level `none`. In fp8 both compute the scaled network. Raises `UnknownName` for a
+    precision that is not stored in floating point, and `WeightsError` for fp8 and weights that have
+    no quantisation.
     """
 
     def __init__(self, schedule: Schedule, weights: Mapping[str, Array], precision: str) -> None:
+        if precision == FP8.name:
+            options = CompileOptions(precision=precision)
+            schedule, weights = in_precision(schedule, weights, options)
         self._schedule = schedule
         self._weights = weights
         self._precision = precision_of(precision)
@@ -112,7 +116,8 @@ class Yardstick:
         schedule, count = self._schedule, len(images)
         value = schedule.output
         if (count, level) not in self._own:
-            run = pytorch_run(schedule, fuse(schedule, level), self._weights, self._precision)
+            fused = schedule if is_scaled(schedule) else fuse(schedule, level)
+            run = pytorch_run(schedule, fused, self._weights, self._precision)
             self._own[count, level] = run(images, [value]).take(value)
         if count not in self._expected:
             exact = reference_run(schedule, self._weights, images, [value])
@@ -239,14 +244,12 @@ class OutputJudge:
         judged in that one.
         """
         schedule, weights, integers = self._schedule, self._weights, self._integers
+        if contender.name in PEERS and contender.precision in CALIBRATED:
+            played = peers_precision(contender.precision, contender.device.kind)
+            contender = replace(contender, precision=played)
         if contender.precision == INT8.name:
             assert integers is not None  # every precision of the field is among `precisions`
             batch = contender.shape[0]
-            played = peers_precision(INT8.name, contender.device.kind)
-            if contender.name in PEERS and played != INT8.name:
-                return _ratio(
-                    output_loss(replace(contender, precision=played), runner, schedule, weights)
-                )
             if contender.name in EXPORTED:
                 fault = integers.fault_of_peer(contender.name, runner, batch)
             else:

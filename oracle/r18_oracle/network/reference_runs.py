@@ -128,9 +128,9 @@ def pytorch_run(
       Factors that are split into two float16 are not rounded: the split changes them by 2⁻²³, as
       much as float32 does.
     - Stored narrower: the fused schedule, with images, weights and every value that a fused step
-      stores rounded to the storage format, and PyTorch's float32 in between. The error of a narrow
-      format depends on how often it rounds, which the fusion level decides, and hardly on the
-      summation. The float32 error times the ratio of the roundoffs would overstate it.
+      stores so rounded to the storage format, and PyTorch's float32 in between. The error of a
+      narrow format depends on how often it rounds, which the fusion level decides, and hardly on
+      the summation. The float32 error times the ratio of the roundoffs would overstate it.
     """
     storage: torch.dtype = getattr(torch, precision.storage)
     narrow = storage.itemsize < torch.float32.itemsize
@@ -152,7 +152,8 @@ def pytorch_run(
             tensors = (_tf32(tensors[0]), *tensors[1:])
             given[0] = _tf32(given[0])
         with torch.inference_mode():
-            y: Array = stored(pytorch(step.op, tensors, tuple(given))).numpy()
+            made = pytorch(step.op, tensors, tuple(given))
+            y: Array = (made if step.op.output_storage else stored(made)).numpy()
         if not np.isfinite(y).all():
             raise UsageError(
                 f"step '{step.name}' of '{executed.name}' leaves the range of {precision.storage} "
@@ -162,7 +163,9 @@ def pytorch_run(
         return y
 
     def run(images: Array, takes: Iterable[str]) -> LayerRun:
-        source = stored(torch.from_numpy(images.astype(np.float32))).numpy()
+        source = images.astype(np.float32)
+        if not executed.storage[executed.input]:
+            source = stored(torch.from_numpy(source)).numpy()
         return LayerRun(executed, source, compute, takes)
 
     return run

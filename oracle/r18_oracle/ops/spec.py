@@ -41,6 +41,7 @@ class OpSpec(ABC, Generic[O]):
                  first; `exact` is allowed for every op.
     derivations: bounds for algorithms that `r18_oracle.judge.bounds` does not derive, by name:
                  functions of (case, contract, y) that return a `Bound`.
+    outputs:     formats of results that its kernels declare in place of their precision's storage.
     products:    whether its outputs are sums of products of the first input and the first weight.
     indexed:     whether outputs are at other indices than their inputs, so that an impulse can
                  show an index error.
@@ -50,6 +51,7 @@ class OpSpec(ABC, Generic[O]):
     op: ClassVar[type[Op]]
     algorithms: ClassVar[tuple[str, ...]]
     derivations: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    outputs: ClassVar[tuple[str, ...]] = ()
     products: ClassVar[bool] = False
     indexed: ClassVar[bool] = False
     shuffles: ClassVar[bool] = False

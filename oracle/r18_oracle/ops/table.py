@@ -35,6 +35,7 @@ from r18_oracle.ops.integers import (
     qrelayout,
     quantize,
 )
+from r18_oracle.ops.scaled import scale, sconv2d, sgap, slinear
 from r18_oracle.ops.spec import OpSpec
 
 GROUP = "r18.ops"
@@ -65,6 +66,10 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         qrelayout.SPEC,
         qconv2d_maxpool2d.SPEC,
         qgap_linear.SPEC,
+        scale.SPEC,
+        sconv2d.SPEC,
+        sgap.SPEC,
+        slinear.SPEC,
     )
 }
 

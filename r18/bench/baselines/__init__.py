@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 def peers_precision(precision: str, kind: str = "cpu") -> str:
     """The precision of a peer that is compared with a program on a kind of device.
 
-    float32 for split products; and float16 for int8 on a GPU, where PyTorch has no convolutions of
-    integers and that is the fastest it does.
+    float32 for split products; and float16 for int8 and fp8 on a GPU, where PyTorch has no such
+    convolutions and that is the fastest it does. On a CPU float32 for fp8.
     """
-    if precision == "int8" and kind == "cuda":
+    if precision in ("int8", "fp8") and kind == "cuda":
         return "fp16"
-    return "fp32" if precision == "fp16x3" else precision
+    return "fp32" if precision in ("fp16x3", "fp8") else precision
 
 
 def device_words(way: Way, kind: str) -> str:

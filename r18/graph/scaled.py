@@ -1,0 +1,154 @@
+"""Scaled ops: e4m3 numbers with scales, multiplied exactly and added up in float32.
+
+A value q of a tensor stands for the number q·s. The scale s is the tensor's own, and of a weight
+its output channel's. e4m3 has 4 significand bits, the exponents −6 … 8, subnormals down to 2⁻⁹, and
+no infinity: the largest number is 448, and a NaN stays one. Unlike integers, these are numbers:
+kernels are judged by a bound, not to the bit.
+
+A convolution computes, from weight w, bias b and multiplier m, and from a residual r and its
+multiplier f if there is one,
+
+    y[o] = store(relu(m[o] · Σ w·x + b[o] + f · r)),
+
+where `store` saturates at ±448 and rounds to e4m3 once, to nearest, ties to even. Products are
+exact, since they have 8 significand bits. Everything else is float32, in any order, with fused
+multiply-adds or without; how a unit adds up is part of a kernel's rounding contract. With scales s,
+m[o] = s_x·s_w[o] / s_y, b[o] is the number over s_y, and f = s_r / s_y.
+
+Max-pooling is `MaxPool2d`: it moves values, whose scale stays. `ScaledGlobalAvgPool` makes means in
+float32, in units of its input's scale. `ScaledLinear` multiplies these: m[o] · Σ w·x + b[o] with
+m[o] = s_x·s_w[o], which are logits in float32. `Scale` stores x / s of the network's image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from r18.errors import ShapeError, show
+from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, Op, Shape, WeightSpec
+
+WIDE = "float32"
+"""The format of everything that is not stored in e4m3."""
+
+
+def _factor(role: str, shape: Shape) -> WeightSpec:
+    return WeightSpec(role, shape, "O", role, WIDE, positive=True)
+
+
+@dataclass(frozen=True)
+class Scale(Op):
+    """Numbers in float32 into e4m3: x / scale, saturated and rounded."""
+
+    name: ClassVar[str] = "scale"
+    optional: ClassVar[bool] = True
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return (WIDE,)
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (_factor("scale", (1,)),)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs, ndim=None)
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class ScaledConv2d(Op):
+    """A convolution of scaled values with bias. conv: with a bias; what it fuses is fused here."""
+
+    name: ClassVar[str] = "sconv2d"
+    optional: ClassVar[bool] = True
+
+    conv: Conv2d
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.conv, Conv2d) or not self.conv.bias:
+            raise ShapeError(f"{self.name} scales a Conv2d with a bias, got {show(self.conv)}")
+
+    @property
+    def arity(self) -> int:
+        return self.conv.arity
+
+    @property
+    def extras(self) -> Mapping[str, str]:
+        return self.conv.extras
+
+    @property
+    def label(self) -> str:
+        return f"s{self.conv.label}"
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        weight, bias = self.conv.weights()
+        found = (weight, bias, _factor("multiplier", bias.shape))
+        return (*found, _factor("residual_multiplier", (1,))) if self.conv.residual else found
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return self.conv.infer(*inputs)
+
+    def macs(self, *inputs: Shape) -> int:
+        return self.conv.macs(*inputs)
+
+    def covered(self, *inputs: Shape) -> int:
+        return self.conv.covered(*inputs)
+
+
+@dataclass(frozen=True)
+class ScaledGlobalAvgPool(Op):
+    """The mean over height and width of e4m3 numbers, in float32; the scale stays what it is."""
+
+    name: ClassVar[str] = "sgap"
+    optional: ClassVar[bool] = True
+
+    @property
+    def output_storage(self) -> str:
+        return WIDE
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return GlobalAvgPool().infer(*inputs)
+
+
+@dataclass(frozen=True)
+class ScaledLinear(Op):
+    """multiplier · (x · wᵀ) + bias of float32 means and e4m3 weights, to float32 logits."""
+
+    name: ClassVar[str] = "slinear"
+    optional: ClassVar[bool] = True
+
+    linear: Linear
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.linear, Linear):
+            raise ShapeError(f"{self.name} scales a Linear, got {show(self.linear)}")
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return (WIDE,)
+
+    @property
+    def output_storage(self) -> str:
+        return WIDE
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        weight, bias = self.linear.weights()
+        return weight, bias, _factor("multiplier", bias.shape)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return self.linear.infer(*inputs)
+
+    def macs(self, *inputs: Shape) -> int:
+        return self.linear.macs(*inputs)
+
+
+SCALED_OPS: tuple[type[Op], ...] = (Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLinear)
+
+__all__ = [
+    "SCALED_OPS",
+    "Scale",
+    "ScaledConv2d",
+    "ScaledGlobalAvgPool",
+    "ScaledLinear",
+]

@@ -1,0 +1,92 @@
+"""Hopper's sums of e4m3 products, measured: how many bits they keep, and that they are cut off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from faults.scaled import UNIT
+from faults.summations import Products
+from r18.backend import Array
+from r18.errors import BackendUnavailable
+from r18.graph.precision import round_to_e4m3
+from r18_cupy import Backend
+from r18_cupy.float8.implicit_gemm_wgmma import ScaledImplicitGemmWgmma
+from r18_cupy.float8.kernel import FRACTION
+from r18_cupy.float8.unit import DEPTH, ROWS, STEP, sums
+from r18_oracle.judge.roundings import summation_error
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hopper() -> None:
+    try:
+        backend = Backend()
+        backend.probe()
+    except BackendUnavailable as error:
+        pytest.skip(f"needs a GPU: {error.cause}")
+    if ScaledImplicitGemmWgmma not in {type(kernel) for kernel in backend.kernels()}:
+        pytest.skip("needs a GPU of compute capability 9.0")
+
+
+def one_sum(terms: dict[int, tuple[float, float]], steps: int = DEPTH // STEP) -> float:
+    """Of products (x, w), by their place in K."""
+    a, b = np.zeros((ROWS, DEPTH)), np.zeros((ROWS, DEPTH))
+    for place, (x, w) in terms.items():
+        a[0, place], b[0, place] = x, w
+    found = sums(a, b, steps)
+    assert not found[1:].any()
+    return float(found[0, 0])
+
+
+def powers(exponent: int) -> tuple[float, float]:
+    """Two e4m3 numbers whose product is 2^exponent."""
+    return 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
+
+
+def kept(first: int) -> int:
+    """The bits of fraction that are kept next to a product of 1: of eight products of 2^−k from
+    place `first` on."""
+    found = 0
+    for k in range(4, 18):
+        small = {place: powers(-k) for place in range(first, first + 8)}
+        rest = one_sum({0: (1.0, 1.0)} | small) - 1.0
+        assert rest in (0.0, 8 * 2.0**-k), k
+        if rest:
+            assert found == k - 1 or k == 4, "bits that are kept come first"
+            found = k
+    return found
+
+
+@pytest.mark.parametrize("first", [1, STEP, DEPTH - 8])
+def test_a_sum_keeps_as_many_bits_of_fraction_as_the_contract_says(first: int) -> None:
+    """Of a product in the same step, and of the sum of the steps before."""
+    assert kept(first) == FRACTION
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_terms_are_cut_off_towards_zero_one_by_one(sign: float) -> None:
+    """Each of eight products of 1.75 · 2^−13 counts 2^−13."""
+    x, w = powers(-FRACTION)
+    small = dict.fromkeys(range(1, 9), (sign * 1.75 * x, w))
+    assert one_sum({0: (1.0, 1.0)} | small) - 1.0 == sign * 8 * 2.0**-FRACTION
+
+
+def matrices(seed: int, positive: bool) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((2, ROWS, DEPTH)) * np.exp2(rng.integers(-3, 4, (2, ROWS, 1)))
+    return (abs(a), abs(b)) if positive else (a, b)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_a_k_tile_is_within_the_bound_and_near_the_model(positive: bool) -> None:
+    contract = ScaledImplicitGemmWgmma().contract
+    equal = total = 0
+    for seed in range(20):
+        a, b = (round_to_e4m3(one) for one in matrices(seed, positive))
+        found = sums(a, b).astype(np.float64)
+        exact, size = a @ b.T, np.abs(a) @ np.abs(b).T
+        assert (np.abs(found - exact) <= summation_error(DEPTH, contract, runs=1) * size).all()
+        model = UNIT(Products(b.T.astype(np.float32), a.astype(np.float32)))
+        equal, total = equal + int((model == found).sum()), total + found.size
+    print(f"\n{equal:,} of {total:,} sums are those of the model")
+    assert equal / total > 0.9

@@ -1,0 +1,192 @@
+"""The bound of scaled ops: what it follows from, and that correct arithmetic stays within it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from faults import scaled
+from faults.controls import ControlBackend
+from r18.backend import Array, RoundingContract
+from r18.backend.host import HostKernel
+from r18.errors import UsageError
+from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op, Problem
+from r18.graph.precision import E4M3, FP8, FP16, round_to_e4m3
+from r18.graph.scaled import Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLinear
+from r18.runtime.launch import run_kernel
+from r18_oracle.cases import Case
+from r18_oracle.generate.inputs import make_case
+from r18_oracle.judge.bounds import bound, gamma, summation_error
+from r18_oracle.judge.declared import objection
+from r18_oracle.judge.reference import reference
+from r18_oracle.judge.roundings import runs_of, stored
+from r18_oracle.judge.verdict import Judgement, judge
+
+BACKEND = ControlBackend()
+U = 2.0**-24
+PLAIN = RoundingContract("scaled_sum", "float32", FP8.storage)
+EVERY = np.arange(256, dtype=np.uint8).view(E4M3)
+
+
+def judged(kernel: HostKernel, case: Case) -> Judgement:
+    got = run_kernel(BACKEND, kernel, case.problem, *case.inputs, *case.weights)
+    return judge(case, kernel.contract, got)
+
+
+def deep(channels: int) -> Problem:
+    conv = Conv2d(channels, 8, (3, 3), (1, 1), (1, 1), bias=True)
+    return Problem(ScaledConv2d(conv), ((1, channels, 5, 5),))
+
+
+# -- storing -----------------------------------------------------------------------------------
+
+
+def test_rounding_is_that_of_the_format() -> None:
+    """Of every float16, which has every tie and its neighbours; saturated, and NaN stays NaN."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    found = round_to_e4m3(halves)
+    within = np.abs(halves) <= 448
+    assert np.array_equal(found[within], halves[within].astype(E4M3).astype(np.float64))
+    assert np.array_equal(np.isnan(found), np.isnan(halves))
+    beyond = ~within & ~np.isnan(halves)
+    assert np.array_equal(found[beyond], np.copysign(448.0, halves[beyond]))
+    numbers = EVERY.astype(np.float64)
+    assert np.array_equal(round_to_e4m3(numbers), numbers, equal_nan=True)
+
+
+def test_an_exact_result_is_stored_as_the_one_number() -> None:
+    """Without an error before, no neighbour of the right number is within the bound."""
+    numbers = np.sort(EVERY.astype(np.float64)[~np.isnan(EVERY.astype(np.float64))])
+    numbers = np.unique(numbers)
+    y = np.random.default_rng(0).uniform(-448, 448, 10_000)
+    right = round_to_e4m3(y)
+    largest = stored(np.zeros_like(y), y, PLAIN)
+    assert (np.abs(right - y) <= largest).all()
+    place = np.searchsorted(numbers, right)
+    for step in (-1, 1):
+        other = numbers[np.clip(place + step, 0, len(numbers) - 1)]
+        ties = np.abs(other - y) == np.abs(right - y)
+        assert (np.abs(other - y) > largest)[(other != right) & ~ties].all()
+
+
+def test_near_a_tie_either_number_is_right() -> None:
+    tie = 1.0625  # between 1 and 1.125
+    y = np.array([tie - 1e-4, tie + 1e-4, 1.02])
+    found = stored(np.full(3, 1e-3), y, PLAIN)
+    assert found == pytest.approx([1.125 - y[0], y[1] - 1, 0.02])
+
+
+def test_saturation_is_part_of_the_result() -> None:
+    """448 ± E is 448 above, and as far below as E reaches."""
+    found = stored(np.array([1.0, 20.0]), np.array([448.0, 448.0]), PLAIN)
+    assert found.tolist() == [0.0, 32.0]
+
+
+# -- sums --------------------------------------------------------------------------------------
+
+
+def test_the_formula_by_hand() -> None:
+    """A unit that keeps f bits cuts off by 2^−f of the sum; sums are promoted in float32."""
+    problem = deep(200)
+    case = make_case(scaled.CONTROLS[0], problem, "normal", 0)
+    assert runs_of(case, scaled.NARROW) == 9 * 2
+    found = summation_error(1800, scaled.NARROW, runs=18)
+    assert found == gamma((128 + 32) * 2.0**-13 / U + 18, U)
+    assert summation_error(32, replace(scaled.NARROW, promoted=0)) == gamma(32 + 8, 2.0**-13)
+    assert summation_error(32, replace(scaled.NARROW, promoted=0, fraction=0)) == gamma(40, 2 * U)
+
+
+def test_the_bound_of_one_product() -> None:
+    """m·(w·x) + b with exact products: 4 roundings, and c of one product."""
+    op = ScaledConv2d(Conv2d(1, 1, (1, 1), bias=True))
+    arrays = [np.full((1, 1, 1, 1), v) for v in (3.0, 5.0)] + [np.array([0.25]), np.array([2.0])]
+    case = Case(Problem(op, ((1, 1, 1, 1),)), FP8, (arrays[0],), tuple(arrays[1:]))
+    wide = replace(PLAIN, output="float32")
+    y = reference(case.problem, *case.wide())
+    assert y.item() == 30.25
+    size, after = 30.25, gamma(4, U)
+    expected = (1 + after) * 30 * gamma(1, U) + after * size
+    assert bound(case, wide, y).largest.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("channels", [64, 512])
+@pytest.mark.parametrize("kind", ["normal", "positive", "cancelling"])
+def test_narrow_sums_stay_within_the_bound_if_they_are_promoted(channels: int, kind: str) -> None:
+    kernel = next(k for k in scaled.CONTROLS if k.contract == scaled.NARROW)
+    for seed in range(3):
+        found = judged(kernel, make_case(kernel, deep(channels), kind, seed))
+        assert found.ok, (seed, found)
+
+
+def test_narrow_sums_that_are_never_promoted_exceed_it() -> None:
+    """Positive products of K = 4,608: a unit with 13 bits loses half of each of the last ones."""
+    kernel = next(k for k in scaled.CONTROLS if k.contract == scaled.NARROW)
+    wrong = replace(kernel, run=scaled.conv(scaled.UNIT))
+    assert not judged(wrong, make_case(kernel, deep(512), "positive", 1)).ok
+
+
+@pytest.mark.parametrize(
+    "kernel", [k for k in scaled.CONTROLS if k.op is not MaxPool2d], ids=lambda kernel: kernel.id
+)
+def test_any_numbers_of_the_format(kernel: HostKernel) -> None:
+    """Each of the 256 bytes, NaN included, and factors over many binades."""
+    problems: dict[type[Op], Problem] = {
+        ScaledConv2d: Problem(
+            ScaledConv2d(Conv2d(5, 4, (3, 2), (2, 1), (1, 1), True, True, True)),
+            ((3, 5, 6, 4), (3, 4, 3, 5)),
+        ),
+        ScaledLinear: Problem(ScaledLinear(Linear(9, 7)), ((5, 9),)),
+        ScaledGlobalAvgPool: Problem(ScaledGlobalAvgPool(), ((4, 6, 3, 5),)),
+        Scale: Problem(Scale(), ((4, 3, 5, 6),)),
+    }
+    problem = problems[kernel.op]
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        numbers = EVERY.astype(np.float64)
+        if seed % 2:
+            numbers = numbers[~np.isnan(numbers)]
+        inputs = [rng.choice(numbers, shape) for shape in problem.inputs]
+        weights: list[Array] = []
+        for spec in problem.op.weights():
+            factors = np.exp2(rng.uniform(-20, 12, spec.shape)).astype(np.float32)
+            drawn = factors if spec.positive else factors * rng.choice([-1, 1], spec.shape)
+            weight = rng.choice(numbers[np.isfinite(numbers)], spec.shape)
+            weights.append(weight if len(spec.shape) > 1 else drawn.astype(np.float64))
+        case = Case.of(kernel, problem, tuple(inputs), tuple(weights))
+        with np.errstate(all="ignore"):
+            found = judged(kernel, case)
+        assert found.ok, (seed, found)
+        assert found.unjudged == 0
+
+
+# -- contracts ---------------------------------------------------------------------------------
+
+
+def test_a_contract_claims_no_fewer_bits_than_a_unit_keeps() -> None:
+    kernel = next(k for k in scaled.CONTROLS if k.contract == scaled.NARROW)
+    assert objection(kernel) is None
+    said = objection(replace(kernel, contract=replace(scaled.NARROW, fraction=10)))
+    assert said == "units that multiply float8_e4m3fn keep 13 bits of fraction, not 10"
+    other = scaled.kernel("control", Conv2d, "narrow", scaled.conv(), FP16)
+    narrow = RoundingContract("sum", "float32", "float16", truncates=True, fraction=13)
+    said = objection(replace(other, contract=narrow))
+    assert said == "units that multiply float16 keep all bits of float32, not 13"
+    with pytest.raises(UsageError, match="only sums that are truncated keep fewer bits"):
+        RoundingContract("scaled_sum", "float32", FP8.storage, fraction=13)
+
+
+def test_means_and_logits_are_float32() -> None:
+    for kernel in scaled.CONTROLS:
+        assert objection(kernel) is None, kernel.id
+        if kernel.op in (ScaledGlobalAvgPool, ScaledLinear):
+            said = objection(replace(kernel, contract=replace(kernel.contract, output=FP8.storage)))
+            assert said == "fp8 stores float32, not float8_e4m3fn"
+
+
+def test_a_mean_is_that_of_the_float_op() -> None:
+    x = np.arange(24.0).reshape(1, 2, 3, 4)
+    of_floats = reference(Problem(GlobalAvgPool(), (x.shape,)), (x,), ())
+    of_scaled = reference(Problem(ScaledGlobalAvgPool(), (x.shape,)), (x,), ())
+    assert np.array_equal(of_floats, of_scaled)
