@@ -5,16 +5,24 @@ e4m3 numbers are widened, which is exact, and BLAS adds up their products.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
-from r18.graph.ops import EXTRAS, MaxPool2d, Op, Problem, Relayout
-from r18.graph.precision import E4M3_LARGEST, FP8
-from r18.graph.scaled import Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLinear
-from r18_numpy.blocks import Block
+from r18.graph.ops import EXTRAS, MaxPool2d, Op, Problem, Relayout, parts_of
+from r18.graph.precision import E4M3, E4M3_LARGEST, FP8
+from r18.graph.scaled import (
+    Scale,
+    ScaledConv2d,
+    ScaledConvMaxPool,
+    ScaledGlobalAvgPool,
+    ScaledLinear,
+)
+from r18_numpy.blocks import BLOCK_NBYTES, Block, cut
 from r18_numpy.conv import im2col, im2col_nbytes
 from r18_numpy.others import relayout
 from r18_numpy.taps import inside
@@ -56,6 +64,16 @@ def scaled_kernels() -> tuple[HostKernel, ...]:
         kernel(ScaledLinear, "matmul", "scaled_sum", linear, SUMS.name, pack=pack),
         kernel(Scale, "divide", "scale", scale, batch_invariant=True),
         kernel(Relayout, "copy", "exact", relayout, batch_invariant=True),
+        kernel(
+            ScaledConvMaxPool,
+            "parts",
+            "scaled_sum",
+            conv_maxpool,
+            scratch=_conv_maxpool_nbytes,
+            pack=pack,
+            edges=(1, 7, 8, 14, 16),
+            extras=EXTRAS,
+        ),
     )
 
 
@@ -127,3 +145,58 @@ def linear(op: ScaledLinear, inputs: Arrays, weights: Arrays, out: Array, worksp
 
 def scale(op: Scale, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
     store(inputs[0] / weights[0], out)
+
+
+def conv_maxpool(
+    op: ScaledConvMaxPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """Its ops one after the other, a few images at a time.
+
+    inputs: (N, C, H, W), e4m3 or the image in float32. weights: the convolution's, and the scale if
+    the op takes an image. out: (N, O, PH, PW).
+    """
+    problem = Problem(op, (inputs[0].shape,))
+    for some in cut(len(out), _at_a_time(problem)):
+        scratch, made, images = _parts_of(problem, some.stop - some.start, workspace)
+        given = inputs[0][some]
+        if op.image is not None:
+            scale(op.image, (given,), weights[3:], images, workspace)
+            given = images
+        conv(op.conv, (given,), weights[:3], made, scratch)
+        maxpool(op.pool, (made,), (), out[some], workspace)
+
+
+def _at_a_time(problem: Problem) -> int:
+    """Images whose convolution's outputs fit a block."""
+    *_, pool = parts_of(problem)
+    return max(1, min(problem.batch, BLOCK_NBYTES // math.prod(pool.inputs[0][1:])))
+
+
+def _parts_of(problem: Problem, count: int, workspace: Array) -> Arrays:
+    """Of `count` images: the convolution's workspace, what it makes, and the images in e4m3."""
+    *_, conv, pool = parts_of(problem)
+    made, given = (count, *pool.inputs[0][1:]), (count, *conv.inputs[0][1:])
+    first = _scratch_nbytes(problem)
+    second = first + math.prod(made)
+    scratch, sums, images = workspace[:first], workspace[first:second], workspace[second:]
+    if len(parts_of(problem)) == 3:
+        images = images[: math.prod(given)].view(E4M3).reshape(given)
+    return scratch, sums.view(E4M3).reshape(made), images
+
+
+def _scratch_nbytes(problem: Problem) -> int:
+    """The workspace of the convolution of as many images as are taken at a time, or of the rest."""
+    *_, conv, _ = parts_of(problem)
+    most = _at_a_time(problem)
+    counts = {most, problem.batch % most or most}
+    return max(
+        _conv_nbytes(replace(conv, inputs=tuple((n, *shape[1:]) for shape in conv.inputs)))
+        for n in counts
+    )
+
+
+def _conv_maxpool_nbytes(problem: Problem) -> int:
+    *image, conv, pool = parts_of(problem)
+    pixels = math.prod(conv.inputs[0][1:]) if image else 0
+    made = math.prod(pool.inputs[0][1:])
+    return _scratch_nbytes(problem) + _at_a_time(problem) * (made + pixels)

@@ -10,7 +10,8 @@ import numpy as np
 from r18.backend import Array, Kernel
 from r18.errors import UsageError
 from r18.graph.ops import Problem, parts_of
-from r18.graph.precision import Precision, as_stored
+from r18.graph.precision import E4M3, Precision, as_stored
+from r18.graph.scaled import ScaledConvMaxPool
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +49,17 @@ class Case:
         return self.precision.output_dtype(self.problem.op)
 
     def of_convolution(self) -> Case:
-        """The convolution of a `ConvMaxPool`, with the same values."""
-        return replace(self, problem=parts_of(self.problem)[0])
+        """The convolution of a `ConvMaxPool`, with the same values; of a `ScaledConvMaxPool`, with
+        the image in e4m3."""
+        if not isinstance(self.problem.op, ScaledConvMaxPool):
+            return replace(self, problem=parts_of(self.problem)[0])
+        *image, conv, _ = parts_of(self.problem)
+        if not image:
+            return replace(self, problem=conv)
+        (x,), (*weights, scale) = self.wide()
+        with np.errstate(over="ignore", invalid="ignore"):
+            numbers = as_stored(x / scale, E4M3)
+        return replace(self, problem=conv, inputs=(numbers,), weights=self.weights[: len(weights)])
 
     def wide(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Inputs and weights widened exactly to float64; the same arrays each time, to be read.

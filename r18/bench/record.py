@@ -23,6 +23,7 @@ from r18.graph.ops import AvgPoolLinear, ConvMaxPool, Op
 from r18.graph.precision import PRECISIONS
 from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConvMaxPool
 from r18.graph.resnet import network
+from r18.graph.scaled import ScaledConvMaxPool
 from r18.records.kinds import Bench, BenchGroup
 
 WHAT = "bench"
@@ -107,15 +108,15 @@ def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return sorted(groups.values(), key=place)
 
 
-FUSED: tuple[tuple[type[Op], type[Op]], ...] = (
-    (ConvMaxPool, QuantizedConvMaxPool),
+FUSED: tuple[tuple[type[Op], ...], ...] = (
+    (ConvMaxPool, QuantizedConvMaxPool, ScaledConvMaxPool),
     (AvgPoolLinear, QuantizedAvgPoolLinear),
 )
-"""The ops of two steps that a plan may fuse, of floats and of integers."""
+"""The ops of two steps that a plan may fuse: of floats, of integers, of e4m3 numbers."""
 
 
 def fused_ops(row: Mapping[str, Any]) -> frozenset[str]:
-    """The names of the fused ops in a row's program, of floats also where it is of integers."""
+    """The names of the fused ops in a row's program: those of floats, whatever the precision."""
     kernels = row.get("kernels") or {}
     return frozenset(
         names[0]

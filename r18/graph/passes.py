@@ -57,6 +57,7 @@ from r18.graph.quantized import (
     QuantizePixels,
     check_factors,
 )
+from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
 from r18.graph.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
 
 FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
@@ -158,8 +159,9 @@ def fuse_pool(
 ) -> Schedule:
     """Conv2d without a residual, then MaxPool2d → ConvMaxPool, where that is wanted.
 
-    Of a quantised schedule QuantizedConv2d, then QuantizedMaxPool2d → QuantizedConvMaxPool.
-    wanted: asked for each such pair, with the step that would take its place and the pool's.
+    Of a quantised schedule QuantizedConv2d, then QuantizedMaxPool2d → QuantizedConvMaxPool; of a
+    scaled one ScaledConv2d, then MaxPool2d → ScaledConvMaxPool. wanted: asked for each such pair,
+    with the step that would take its place and the pool's.
     The level stays what it is.
     """
 
@@ -170,6 +172,8 @@ def fuse_pool(
                 op = ConvMaxPool(first, second)
             case QuantizedConv2d(conv=Conv2d(residual=False)) as first, QuantizedMaxPool2d(second):
                 op = QuantizedConvMaxPool(first, second)
+            case ScaledConv2d(conv=Conv2d(residual=False)) as first, MaxPool2d() as second:
+                op = ScaledConvMaxPool(first, second)
             case _:
                 return None
         fused = replace(conv, op=op, output=pool.output)
@@ -221,17 +225,21 @@ def fuse_image(
 ) -> Schedule:
     """Quantize or QuantizePixels, then QuantizedConvMaxPool → one op, where that is wanted.
 
-    The fused step takes the image, of numbers or pixels, and keeps the convolution's name. wanted:
-    asked with the step that would take the place of both, and with the one that makes integers of
-    the image.
+    Of a scaled schedule Scale, then ScaledConvMaxPool. The fused step takes the image, of numbers
+    or pixels, and keeps the convolution's name. wanted: asked with the step that would take the
+    place of both, and with the one that makes the convolution's input of the image.
     """
 
     def merge(image: Step, conv: Step) -> Step | None:
+        op: Op
         match image.op, conv.op:
             case Quantize() | QuantizePixels() as first, QuantizedConvMaxPool(image=None) as second:
-                op, weights = replace(second, image=first), (*conv.weights, *image.weights)
+                op = replace(second, image=first)
+            case Scale() as first, ScaledConvMaxPool(image=None) as second:
+                op = replace(second, image=first)
             case _:
                 return None
+        weights = (*conv.weights, *image.weights)
         fused = replace(conv, op=op, inputs=image.inputs, weights=weights)
         return fused if wanted(fused, image) else None
 

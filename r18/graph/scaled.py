@@ -18,6 +18,9 @@ m[o] = s_x·s_w[o] / s_y, b[o] is the number over s_y, and f = s_r / s_y.
 Max-pooling is `MaxPool2d`: it moves values, whose scale stays. `ScaledGlobalAvgPool` makes means in
 float32, in units of its input's scale. `ScaledLinear` multiplies these: m[o] · Σ w·x + b[o] with
 m[o] = s_x·s_w[o], which are logits in float32. `Scale` stores x / s of the network's image.
+
+`ScaledConvMaxPool` is its ops one after the other: scale, convolution, max-pooling. Multipliers are
+positive, so every step after a sum keeps order, and the largest sum becomes the largest number.
 """
 
 from __future__ import annotations
@@ -27,7 +30,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from r18.errors import ShapeError, show
-from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, Op, Shape, WeightSpec
+from r18.graph.ops import (
+    Conv2d,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Op,
+    Shape,
+    WeightSpec,
+    covered_by,
+)
 
 WIDE = "float32"
 """The format of everything that is not stored in e4m3."""
@@ -143,12 +155,80 @@ class ScaledLinear(Op):
         return self.linear.macs(*inputs)
 
 
-SCALED_OPS: tuple[type[Op], ...] = (Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLinear)
+@dataclass(frozen=True)
+class ScaledConvMaxPool(Op):
+    """A scaled convolution and the max-pooling of what it makes, which need never be stored.
+
+    The result is that of the ops one after the other. image: where it is given, it makes the
+    convolution's e4m3 numbers of the image in float32; its scale is the last weight.
+
+    No fusion level asks for it: a plan takes it where the backend has a kernel for it
+    (`r18.runtime.fusing`).
+    """
+
+    name: ClassVar[str] = "sconv2d_maxpool2d"
+    optional: ClassVar[bool] = True
+
+    conv: ScaledConv2d
+    pool: MaxPool2d
+    image: Scale | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.conv, ScaledConv2d) and isinstance(self.pool, MaxPool2d)):
+            given = f"{type(self.conv).__name__} and {type(self.pool).__name__}"
+            raise ShapeError(f"{self.name} is made of a ScaledConv2d and a MaxPool2d: {given}")
+        if self.conv.conv.residual:
+            raise ShapeError(f"{self.name}: the convolution takes no residual, got {self.label}")
+        if not isinstance(self.image, Scale | None):
+            raise ShapeError(f"{self.name}: image is a Scale, got {show(self.image)}")
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        both = (self.conv, self.pool)
+        return both if self.image is None else (self.image, *both)
+
+    @property
+    def extras(self) -> Mapping[str, str]:
+        return self.conv.extras
+
+    @property
+    def label(self) -> str:
+        image = "" if self.image is None else f"{Scale.name}+"
+        return f"{image}{self.conv.label}+{self.pool.label}"
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return self.parts[0].input_storage
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        more = () if self.image is None else self.image.weights()
+        return (*self.conv.weights(), *more)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        return self.pool.infer(self.conv.infer(*inputs))
+
+    def macs(self, *inputs: Shape) -> int:
+        self.infer(*inputs)
+        return self.conv.macs(*inputs)
+
+    def covered(self, *inputs: Shape) -> int:
+        return covered_by((self.conv.conv, self.pool), inputs[0])
+
+
+SCALED_OPS: tuple[type[Op], ...] = (
+    Scale,
+    ScaledConv2d,
+    ScaledGlobalAvgPool,
+    ScaledLinear,
+    ScaledConvMaxPool,
+)
 
 __all__ = [
     "SCALED_OPS",
     "Scale",
     "ScaledConv2d",
+    "ScaledConvMaxPool",
     "ScaledGlobalAvgPool",
     "ScaledLinear",
 ]

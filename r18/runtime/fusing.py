@@ -14,8 +14,9 @@ place of the convolution. Here a tap of the means keeps the two apart, because e
 them as its checkpoint `gap`; what a convolution makes is no checkpoint at this level.
 
 A quantised network then fuses the step that makes integers of its image, of numbers or of pixels,
-into such a convolution, by the same rules. Here an override of the fused op, or of the
-convolution's step, says only which kernels: one of them must take the image.
+into such a convolution, by the same rules, and so does a scaled one the step that makes e4m3
+numbers. Here an override of the fused op, or of the convolution's step, says only which kernels:
+one of them must take the image.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ from r18.graph.quantized import (
     QuantizedMaxPool2d,
     QuantizePixels,
 )
+from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
 from r18.graph.schedule import CANONICAL, Schedule, Step
 
 PARTS: dict[type[Op], tuple[type[Op], type[Op]]] = {
     ConvMaxPool: (Conv2d, MaxPool2d),
     QuantizedConvMaxPool: (QuantizedConv2d, QuantizedMaxPool2d),
+    ScaledConvMaxPool: (ScaledConv2d, MaxPool2d),
     AvgPoolLinear: (Linear, GlobalAvgPool),
     QuantizedAvgPoolLinear: (QuantizedLinear, QuantizedGlobalAvgPool),
 }
@@ -108,7 +111,7 @@ class _Question:
     """Whether two steps, by name, are better one step that computes the problem.
 
     kept: the step whose name the one step has, of a convolution or linear layer. other: the
-    pooling's, or the one that makes integers of the image.
+    pooling's, or the one that makes integers or e4m3 numbers of the image.
     """
 
     backend: Backend
@@ -134,9 +137,9 @@ class _Question:
         return not {kept.name, pool.name} & overrides.keys() and self.preferred("*")
 
     def takes_image(self) -> bool:
-        """Whether to fuse the integers of an image with the convolution and its max-pooling."""
+        """Whether to fuse what makes integers or e4m3 numbers of an image with its convolution."""
         overrides = self.options.kernels
-        makers = Quantize.name, QuantizePixels.name
+        makers = Quantize.name, QuantizePixels.name, Scale.name
         if {self.other, *makers} & overrides.keys():
             return False
         for name in (self.kept, type(self.problem.op).name):

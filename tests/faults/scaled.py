@@ -15,7 +15,13 @@ from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction
 from r18.graph.ops import Conv2d, MaxPool2d
 from r18.graph.precision import E4M3_LARGEST, FP8, round_to_e4m3
-from r18.graph.scaled import Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLinear
+from r18.graph.scaled import (
+    Scale,
+    ScaledConv2d,
+    ScaledConvMaxPool,
+    ScaledGlobalAvgPool,
+    ScaledLinear,
+)
 
 Arrays = tuple[Array, ...]
 F32 = np.float32
@@ -110,6 +116,30 @@ def maxpool(outside: float) -> HostFunction:
     return run
 
 
+def stem(
+    total: Summation = in_order(forward),
+    divide: Callable[[Array, Array], Array] = np.divide,
+    store: Callable[[Array], Array] = saturated,
+    outside: float = -np.inf,
+    largest: Callable[[Array], Array] = lambda windows: windows.max(axis=(4, 5)),
+    read: Callable[[Conv2d, Array], tuple[Conv2d, Array]] = lambda conv, x: (conv, x),
+) -> HostFunction:
+    """Pools sums, and then finishes and stores the largest. divide, store: of the image. read: what
+    the convolution reads, of which op."""
+
+    def run(
+        op: ScaledConvMaxPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        weight, bias, multiplier, *scales = weights
+        x = inputs[0].astype(F32)
+        if scales:
+            x = store(divide(x, scales[0])).astype(F32)
+        windows = odd_ops.windows(op.pool, sums_of(*read(op.conv.conv, x), weight, total), outside)
+        out[...] = saturated(finished(op.conv.conv, largest(windows), bias, multiplier, F32(0)))
+
+    return run
+
+
 # -- right ones --------------------------------------------------------------------------------
 
 
@@ -133,6 +163,15 @@ CONTROLS = (
     kernel("control", Scale, "divide", scale(np.divide, saturated), FP8),
     kernel("control", Scale, "reciprocal", scale(lambda x, s: x * (F32(1) / s), saturated), FP8),
     kernel("control", MaxPool2d, "windows", maxpool(-E4M3_LARGEST), FP8),
+    kernel("control", ScaledConvMaxPool, "sum_forward", stem(), FP8),
+    kernel(
+        "control",
+        ScaledConvMaxPool,
+        "tensor_core_promoted",
+        stem(promoted(RUN, UNIT), lambda x, s: x * (F32(1) / s)),
+        FP8,
+        NARROW,
+    ),
 )
 """Correct, with the arithmetic of units that cut off at few bits."""
 
@@ -204,6 +243,21 @@ def _conv_fault(name: str, wrong: str, run: HostFunction, checks: str = "exact")
     return fault(ScaledConv2d, name, wrong, checks, run, precision=FP8)
 
 
+def _no_nan_wins(windows: Array) -> Array:
+    return np.asarray(np.fmax.reduce(windows, axis=(4, 5)))
+
+
+def _one_column_more(conv: Conv2d, x: Array) -> tuple[Conv2d, Array]:
+    """Each pixel is NaN where the one to its right is: 0 · NaN in a product beyond the window."""
+    beyond = np.isnan(np.roll(x, -1, axis=3))
+    beyond[..., -1] = False
+    return conv, np.where(beyond, F32(np.nan), x)
+
+
+def _stem_fault(name: str, wrong: str, run: HostFunction, checks: str) -> Fault:
+    return fault(ScaledConvMaxPool, name, wrong, checks, run, precision=FP8)
+
+
 FAULTS = (
     _conv_fault("cut", "rounds towards zero", conv(store=_cut), "impulse bound"),
     _conv_fault("ties_away", "rounds ties away from zero", conv(store=_away)),
@@ -256,12 +310,25 @@ FAULTS = (
         precision=FP8,
     ),
     fault(MaxPool2d, "zero_padding", "pads with 0", "exact", maxpool(0.0), precision=FP8),
+    _stem_fault("padding_wins", "pads the pooling with 0", stem(outside=0.0), "exact bound"),
+    _stem_fault("nan_loses", "a number wins over NaN", stem(largest=_no_nan_wins), "edges"),
+    _stem_fault(
+        "nan_spreads", "reads a column more than the window", stem(read=_one_column_more), "edges"
+    ),
+    _stem_fault(
+        "image_multiplied",
+        "multiplies by the scale",
+        stem(divide=np.multiply),
+        "exact impulse",
+    ),
+    _stem_fault("image_cut", "rounds the image towards zero", stem(store=_cut), "bound"),
 )  # fmt: skip
 TWINS = (
     kernel("twin", ScaledConv2d, "float32", conv(), FP8),
     kernel("twin", ScaledLinear, "float32", linear(in_order(forward)), FP8, WIDE),
     kernel("twin", ScaledGlobalAvgPool, "float32", gap, FP8, MEANS),
     kernel("twin", Scale, "float32", scale(np.divide, saturated), FP8),
+    kernel("twin", ScaledConvMaxPool, "float32", stem(), FP8),
 )
 
 __all__ = ["CONTROLS", "FAULTS", "FRACTION", "NARROW", "RUN", "STEP", "TWINS", "UNIT"]

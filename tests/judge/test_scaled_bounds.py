@@ -14,7 +14,13 @@ from r18.backend.host import HostKernel
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op, Problem
 from r18.graph.precision import E4M3, FP8, FP16, round_to_e4m3
-from r18.graph.scaled import Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLinear
+from r18.graph.scaled import (
+    Scale,
+    ScaledConv2d,
+    ScaledConvMaxPool,
+    ScaledGlobalAvgPool,
+    ScaledLinear,
+)
 from r18.runtime.launch import run_kernel
 from r18_oracle.cases import Case
 from r18_oracle.generate.inputs import make_case
@@ -22,6 +28,7 @@ from r18_oracle.judge.bounds import bound, gamma, summation_error
 from r18_oracle.judge.declared import objection
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.roundings import runs_of, stored
+from r18_oracle.judge.scaled import moved_pixels
 from r18_oracle.judge.verdict import Judgement, judge
 
 BACKEND = ControlBackend()
@@ -128,7 +135,9 @@ def test_narrow_sums_that_are_never_promoted_exceed_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", [k for k in scaled.CONTROLS if k.op is not MaxPool2d], ids=lambda kernel: kernel.id
+    "kernel",
+    [k for k in scaled.CONTROLS if k.op not in (MaxPool2d, ScaledConvMaxPool)],
+    ids=lambda kernel: kernel.id,
 )
 def test_any_numbers_of_the_format(kernel: HostKernel) -> None:
     """Each of the 256 bytes, NaN included, and factors over many binades."""
@@ -159,6 +168,53 @@ def test_any_numbers_of_the_format(kernel: HostKernel) -> None:
             found = judged(kernel, case)
         assert found.ok, (seed, found)
         assert found.unjudged == 0
+
+
+# -- a stem in one step -------------------------------------------------------------------------
+
+
+def stem_case(x: Array, weight: Array, scale: float, padding: int = 0) -> Case:
+    """One channel, bias 0 and multiplier 1, pooled by windows of 1×2 with a stride of 1."""
+    conv = ScaledConv2d(Conv2d(1, 1, weight.shape[2:], (1, 1), (0, padding), bias=True))
+    op = ScaledConvMaxPool(conv, MaxPool2d((1, 2), (1, 1)), Scale())
+    weights = (weight, np.zeros(1), np.ones(1), np.array([scale]))
+    return Case.of(stem_kernel(), Problem(op, (x.shape,)), (x,), weights)
+
+
+def stem_kernel() -> HostKernel:
+    return next(k for k in scaled.CONTROLS if k.op is ScaledConvMaxPool)
+
+
+def test_the_result_is_that_of_the_ops_one_after_the_other() -> None:
+    """Of stored numbers: 1.06 · 32 is 32 or 36, and not what 33.9 would be."""
+    x = np.array([1.06, 1.07, -3.0, 1e9]).reshape(1, 1, 1, 4)
+    case = stem_case(x, np.full((1, 1, 1, 1), 32.0), 1.0)
+    y = reference(case.problem, *case.wide())
+    np.testing.assert_array_equal(y.ravel(), [36.0, 36.0, 448.0])
+
+
+def test_only_pixels_near_a_tie_may_differ() -> None:
+    """The middle of 1 and 1.125 goes to either side by a reciprocal; the quotient is the same."""
+    scale = np.float32(0.1)
+    tie = np.float32(1.0625) * scale
+    x = np.array([tie, 1.0 * scale, 1.05 * scale, 2e9]).reshape(1, 1, 1, 4)
+    case = stem_case(x, np.full((1, 1, 1, 1), 8.0), float(scale))
+    moved = moved_pixels(case, PLAIN)
+    assert moved.ravel().tolist() == [0.125, 0, 0, 0]
+    y = reference(case.problem, *case.wide())
+    allowed = bound(case, PLAIN, y).largest.ravel()
+    assert allowed[0] >= 1.0  # 8 · 0.125
+    assert allowed[1] < 0.01
+    assert judged(stem_kernel(), case).ok
+
+
+def test_nan_is_the_result_of_every_window_that_holds_it_and_of_no_other() -> None:
+    x = np.arange(8.0).reshape(1, 1, 1, 8)
+    x[..., 4] = np.nan
+    case = stem_case(x, np.ones((1, 1, 1, 3)), 1.0, padding=1)
+    y = reference(case.problem, *case.wide())
+    assert np.isnan(y.ravel()).tolist() == [False, False, True, True, True, True, False]
+    assert judged(stem_kernel(), case).ok
 
 
 # -- contracts ---------------------------------------------------------------------------------

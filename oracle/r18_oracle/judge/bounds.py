@@ -31,6 +31,7 @@ import numpy as np
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
 from r18.graph.ops import BatchNorm, Conv2d, ConvMaxPool, Normalize, Op, Problem, parts_of
+from r18.graph.scaled import ScaledConvMaxPool
 from r18_oracle.cases import Case
 from r18_oracle.judge import fourier, winograd
 from r18_oracle.judge.bias import Drift, influence
@@ -64,7 +65,12 @@ from r18_oracle.judge.roundings import (
     window_sum,
     with_epilogue,
 )
-from r18_oracle.judge.scaled import sum_error
+from r18_oracle.judge.scaled import (
+    moved_pixels,
+    quotient_error,
+    reciprocal_leaves,
+    sum_error,
+)
 from r18_oracle.ops.table import SPECS, spec_of
 
 __all__ = [
@@ -136,7 +142,7 @@ def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """
     derive = derivation(type(case.problem.op), contract.algorithm)
     with np.errstate(over="ignore", invalid="ignore"):
-        if isinstance(case.problem.op, ConvMaxPool):
+        if isinstance(case.problem.op, ConvMaxPool | ScaledConvMaxPool):
             return pooled(case, contract, y, derive)
         return derive(case, contract, y)
 
@@ -417,29 +423,27 @@ def integer(case: Case, contract: RoundingContract, y: Array) -> Bound:
     return Bound(np.zeros(y.shape))
 
 
-def scaled_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
+def scaled_sum(
+    case: Case, contract: RoundingContract, y: Array, moved: Array | None = None
+) -> Bound:
     """Sums of e4m3 products with their scales: `r18_oracle.judge.scaled.sum_error`, and storing.
 
-    Nothing leaves e4m3, which saturates. In float32 a sum with its addends may.
+    Nothing leaves e4m3, which saturates. In float32 a sum with its addends may. moved: by how much
+    pixels may differ, which were made of an image.
     """
-    error, size = sum_error(case, contract)
+    error, size = sum_error(case, contract, moved)
     largest = stored(error, y, contract)
     return Bound.of(largest, may_overflow(size, contract), y, contract)
 
 
 def scale(case: Case, contract: RoundingContract, y: Array) -> Bound:
-    """x / s, or x times the rounded reciprocal of s: γ_2·|x / s|, and storing.
+    """x / s, or x times the rounded reciprocal of s: `quotient_error`, and storing.
 
-    A quotient of 0 that was not one may lose η, and the product with a reciprocal as much. Where a
-    reciprocal may leave float32 the output is not judged; what saturates is.
+    Where a reciprocal may leave float32 the output is not judged; what saturates is.
     """
     (x,), (divisor,) = finite_part(case)
-    accumulate = format_of(contract.accumulate)
-    size = np.abs(x / divisor)
-    lost = 2 * (accumulate.tiny if case.precision.flush_to_zero else accumulate.eta)
-    error = (gamma(2, accumulate.u) + gamma(2, F64)) * size + lost
-    far = (divisor < accumulate.tiny) | (divisor > 1 / accumulate.tiny)
-    return Bound.of(stored(error, y, contract), far, y, contract)
+    error = quotient_error(x, divisor, case, contract)
+    return Bound.of(stored(error, y, contract), reciprocal_leaves(divisor, contract), y, contract)
 
 
 BATCHNORM_ROUNDINGS = 10
@@ -650,12 +654,19 @@ def pooled(case: Case, contract: RoundingContract, y: Array, derive: Derivation)
     The statistical line holds for all outputs of the convolution together, so the same argument
     applies to it. An output that may overflow to +∞ wins every window that it is in; one that
     overflows to −∞ loses the window whose maximum it is.
+
+    A `ScaledConvMaxPool` may make its pixels of an image, which moves some of them.
     """
     op = case.problem.op
-    assert isinstance(op, ConvMaxPool)
+    assert isinstance(op, ConvMaxPool | ScaledConvMaxPool)
     conv = case.of_convolution()
     made = reference(conv.problem, *conv.wide())
     of_conv = derive(conv, contract, made)
+    if isinstance(op, ScaledConvMaxPool) and op.image is not None:
+        assert derive is scaled_sum, "no other algorithm has moved pixels"
+        of_conv = scaled_sum(conv, contract, made, moved_pixels(case, contract))
+        if reciprocal_leaves(case.wide()[1][-1], contract).any():
+            of_conv = replace(of_conv, overflows=np.ones(made.shape, bool))
 
     def of_window(error: Array) -> Array:
         wide = np.nan_to_num(np.broadcast_to(error, made.shape), nan=np.inf, posinf=np.inf)

@@ -16,7 +16,7 @@ from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.graph.precision import E4M3, E4M3_LARGEST, holder_of, round_to_e4m3, round_to_tf32
-from r18.graph.scaled import ScaledConv2d
+from r18.graph.scaled import ScaledConv2d, ScaledConvMaxPool
 from r18_oracle.cases import Case
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, sum_spec
 
@@ -126,7 +126,8 @@ def runs_of(case: Case, contract: RoundingContract) -> int:
     if not contract.promoted:
         return 0
     op = case.problem.op
-    conv = op.conv if isinstance(op, ConvMaxPool | ScaledConv2d) else op
+    conv = op.conv if isinstance(op, ConvMaxPool | ScaledConvMaxPool) else op
+    conv = conv.conv if isinstance(conv, ScaledConv2d) else conv
     taps = math.prod(conv.kernel_size) if isinstance(conv, Conv2d) else 1
     return taps * math.ceil(depth_of(case) / taps / contract.promoted)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import ConvMaxPool, Problem
+from r18.graph.scaled import ScaledConvMaxPool
 from r18_oracle.cases import Case
 from r18_oracle.judge.bias import led
 from r18_oracle.judge.bounds import Bound, bound
@@ -140,7 +141,7 @@ def _answer(case: Case, contract: RoundingContract, exact: bool) -> Answer:
 def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
     """An exact result as the kernel stores it: once, or before and after an epilogue."""
     op = case.problem.op
-    if isinstance(op, ConvMaxPool):
+    if isinstance(op, ConvMaxPool | ScaledConvMaxPool):
         conv = case.of_convolution()
         made = _rounded(conv, contract, reference(conv.problem, *conv.wide()))
         return reference(Problem(op.pool, (made.shape,)), (made,), ())
@@ -176,7 +177,7 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, case: Case) -> Ju
         # that max-pooling takes another value over −∞, which is then too low. Any other finite
         # output did not overflow and is judged.
         lost = ~np.isfinite(got) | ~np.isfinite(largest)
-        if isinstance(op, ConvMaxPool):
+        if isinstance(op, ConvMaxPool | ScaledConvMaxPool):
             lost |= got < y
         elif getattr(op, "relu", False):
             lost |= got == 0

@@ -29,7 +29,7 @@ Numbers = dict[str, int]
 """The sizes and flags that make up a problem, by name, for shrinking."""
 
 FLAGS = ("bias", "residual", "relu")
-FORMATS = ("signed", "signed_residual", "narrow", "wide", "image")
+FORMATS = ("signed", "signed_residual", "narrow", "wide", "image", "scaled")
 """Numbers of quantised problems (`r18_oracle.ops.integers.spec`)."""
 
 

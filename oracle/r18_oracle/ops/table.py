@@ -35,7 +35,7 @@ from r18_oracle.ops.integers import (
     qrelayout,
     quantize,
 )
-from r18_oracle.ops.scaled import scale, sconv2d, sgap, slinear
+from r18_oracle.ops.scaled import scale, sconv2d, sconv2d_maxpool2d, sgap, slinear
 from r18_oracle.ops.spec import OpSpec
 
 GROUP = "r18.ops"
@@ -70,6 +70,7 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         sconv2d.SPEC,
         sgap.SPEC,
         slinear.SPEC,
+        sconv2d_maxpool2d.SPEC,
     )
 }
 

@@ -41,9 +41,10 @@ DRAWN = {
     "narrow": st.sampled_from((0, 0, 1, 2)),
     "wide": st.sampled_from((0, 0, 0, 1)),
     "image": st.integers(0, len(IMAGES) - 1),
+    "scaled": st.integers(0, 1),
 }
 """How each number is drawn. `wide` says that values are float32, as a relayout's may be; `image`
-is an index of `IMAGES`."""
+is an index of `IMAGES`; `scaled` says that a scaled op's image is float32."""
 
 
 FULL = 4
