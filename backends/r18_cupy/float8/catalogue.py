@@ -15,6 +15,7 @@ from r18_cupy.float8.others import (
     ScaledWarpDot,
     ScaleKernel,
 )
+from r18_cupy.float8.stem_wgmma import ScaledStemWgmma
 
 NHWC_FIRST = (Layout.NHWC, Layout.NCHW)
 """As tensor cores read activations."""
@@ -32,4 +33,5 @@ def float8_kernels() -> tuple[Float8Kernel, ...]:
         ScaledWarpDot(),
         ScaledTiledLinear(),
         ScaledTranspose(),
+        ScaledStemWgmma(),
     )

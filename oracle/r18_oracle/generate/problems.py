@@ -58,8 +58,10 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
                 for problem in stem.problems(batch).values():
                     found.setdefault(problem)
         for batch in batches:
-            for problem in scaled(fused).problems(batch).values():
-                found.setdefault(problem)
+            pooled = fuse_pairs(scaled(fused))
+            for stem in (scaled(fused), pooled, fuse_image(pooled)):
+                for problem in stem.problems(batch).values():
+                    found.setdefault(problem)
     for batch in batches:
         for problem in fuse_pairs(fused).problems(batch).values():
             found.setdefault(problem)

@@ -17,10 +17,16 @@ from cuda_support import parameters
 from r18.backend import CompileOptions
 from r18.errors import NoKernel
 from r18.graph.ops import Conv2d, Layout, Linear, MaxPool2d, Problem, Relayout
-from r18.graph.passes import fuse
+from r18.graph.passes import fuse, fuse_image, fuse_pool
 from r18.graph.precision import E4M3, FP8, as_stored
 from r18.graph.resnet import resnet18, tiny
-from r18.graph.scaled import Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLinear
+from r18.graph.scaled import (
+    Scale,
+    ScaledConv2d,
+    ScaledConvMaxPool,
+    ScaledGlobalAvgPool,
+    ScaledLinear,
+)
 from r18.graph.scaling import scaled
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend
@@ -74,7 +80,9 @@ def problems() -> Iterator[Problem]:
         yield Problem(Scale(), (shape,))
         yield Problem(Relayout(Layout.NCHW, Layout.NHWC), (shape,))
     for batch in (1, 8, 256):
-        yield from scaled(fuse(resnet18(), "all")).problems(batch).values()
+        plain = scaled(fuse(resnet18(), "all"))
+        for schedule in (plain, fuse_image(fuse_pool(plain))):
+            yield from schedule.problems(batch).values()
     for kernel in KERNELS:
         yield from kernel.extra_problems
 
@@ -198,7 +206,7 @@ def test_contracts_say_what_a_unit_keeps() -> None:
     assert FRACTIONS[FP8.multiply] == FRACTION
     for kernel in KERNELS:
         assert objection(kernel) is None, kernel.id
-        on_tensor_cores = kernel in (KERNELS[0], KERNELS[1])
+        on_tensor_cores = "mma" in kernel.algorithm
         assert bool(kernel.contract.fraction) == on_tensor_cores
 
 
@@ -300,6 +308,8 @@ def test_the_stem_multiplies_e4m3() -> None:
 def test_a_whole_network_is_planned_in_nhwc(sm: str) -> None:
     wide = "implicit_gemm_wgmma" if sm == "sm_90" else "direct"
     stem = "direct" if sm == "sm_75" else "few_channels_mma"
+    if sm == "sm_90":
+        stem = "few_channels_wgmma"
     for batch in (1, 256):
         options = CompileOptions(precision="fp8", batch=batch)
         plan = make_plan(On(capability(sm)), scaled(fuse(resnet18(), "all")), options)
@@ -307,7 +317,8 @@ def test_a_whole_network_is_planned_in_nhwc(sm: str) -> None:
         assert not [op for op in ops if isinstance(op, Relayout)]
         images = [step.kernel for step in plan.steps if len(step.problem.output) == 4]
         assert {kernel.layout for kernel in images} == {Layout.NHWC}
-        convs = [s.kernel.algorithm for s in plan.steps if isinstance(s.problem.op, ScaledConv2d)]
+        kinds = ScaledConv2d | ScaledConvMaxPool
+        convs = [s.kernel.algorithm for s in plan.steps if isinstance(s.problem.op, kinds)]
         assert convs[0] == stem
         assert set(convs[1:]) == {wide}
         assert plan.steps[-1].kernel.algorithm == ("warp_dot" if batch == 1 else "tiled")
