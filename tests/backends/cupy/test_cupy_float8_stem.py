@@ -32,7 +32,14 @@ from r18_cupy.float8.stem_wgmma import (
     ScaledStemWgmma,
     of_floats,
 )
-from r18_cupy.integers.stem_wgmma import STAGE_LINES, STAGES, WINDOW
+from r18_cupy.integers.stem_wgmma import (
+    CHUNK_BYTES,
+    CORE_ROWS,
+    GROUP_CHUNKS,
+    STAGE_LINES,
+    STAGES,
+    WINDOW,
+)
 from r18_cupy.integers.stem_wgmma import TILES as INTEGER_TILES
 from r18_oracle.generate.corners import corners
 from r18_oracle.judge.declared import objection
@@ -118,6 +125,33 @@ def test_each_pixel_spoils_the_columns_whose_windows_hold_it(tile: ScaledStemTil
         first = 2 * np.arange(tile.columns) - 3 + 4
         expected = (first <= pixel) & (pixel < first + WINDOW[1])
         np.testing.assert_array_equal(spoiled(bits, tile), expected, str(pixel))
+
+
+@EACH_TILE
+def test_products_read_no_byte_that_was_not_written(tile: ScaledStemTile) -> None:
+    """What lies in shared memory may be NaN, and 0 times NaN is NaN.
+
+    `store_quad` writes quad q to the chunk q of even columns; its halves are in two chunks of odd
+    ones. The first chunk of a group is also the last of the group before.
+    """
+    half, group, odd = tile.columns // 2, GROUP_CHUNKS * CHUNK_BYTES, tile.line_nbytes // 2
+    written = np.zeros(tile.line_nbytes, int)
+
+    def places(chunk: int) -> list[int]:
+        at = chunk // CORE_ROWS * group + chunk % CORE_ROWS * CHUNK_BYTES
+        before = 0 < chunk <= half and chunk % CORE_ROWS == 0
+        return [at] * (0 <= chunk < half) + [at - CHUNK_BYTES] * before
+
+    for quad in range(half + 2):
+        for at in places(quad):
+            written[at : at + 16] += 1
+            written[odd + at : odd + at + 8] += 1
+        for at in places(quad - 1):
+            written[odd + at + 8 : odd + at + 16] += 1
+    row = np.arange(tile.columns)
+    first = row // CORE_ROWS * group + row % CORE_ROWS * CHUNK_BYTES
+    read = first[:, None] + np.arange(2 * CHUNK_BYTES)
+    assert (written[read] == 1).all()
 
 
 # -- tiles and launches ------------------------------------------------------------------------

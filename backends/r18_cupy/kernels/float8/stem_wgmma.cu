@@ -363,6 +363,8 @@ sconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
     const unsigned at = lines + i / WORDS * STAGE_BYTES + NANS + i % WORDS * 4;
     asm volatile("st.shared.b32 [%0], 0;" ::"r"(at) : "memory");
   }
+  // wgmma reads none of them, but orders by proxy are stated for all of shared memory.
+  fence_async_proxy();
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(full(slot), PRODUCERS);
