@@ -32,6 +32,7 @@ from r18.errors import BackendUnavailable
 from r18.graph.ops import AvgPoolLinear, Conv2d, Problem
 from r18.graph.precision import FP32, INT8
 from r18.graph.quantized import QuantizedAvgPoolLinear
+from r18.graph.scaled import ScaledConv2d
 from r18.graph.schedule import Schedule
 from r18.machine import has_cuda_driver
 from r18_cupy.cuda.device import CupyMemory
@@ -101,7 +102,8 @@ class Backend(BackendBase):
         """By the tuning table of the probed device. See `r18 tune`.
 
         Of what the table lacks: `Apart` for a fused classifier at batches above `FUSED_CLASSIFIER`,
-        `implicit_gemm_wgmma_pingpong` where its estimate is the lower one, else None.
+        `implicit_gemm_wgmma_pingpong` where its estimate is the lower one, in fp8
+        `implicit_gemm_wgmma_halo` for a few images, else None.
         """
         found = self._tuned.best(problem, precision) if self._tuned else None
         classifier = isinstance(problem.op, AvgPoolLinear | QuantizedAvgPoolLinear)
@@ -117,6 +119,12 @@ class Backend(BackendBase):
             for kernel in pingpong_kernels():
                 if kernel.precision.name == precision and kernel.pays(problem):
                     return Preferred(kernel.id)
+        if found is None and isinstance(problem.op, ScaledConv2d):
+            from r18_cupy.float8.wgmma_halo import ScaledImplicitGemmWgmmaHalo
+
+            halo = ScaledImplicitGemmWgmmaHalo()
+            if halo.pays(problem):
+                return Preferred(halo.id)
         return found
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:

@@ -52,9 +52,11 @@ from r18.graph.ops import (
     parts_of,
 )
 from r18.graph.passes import FUSION_LEVELS, fuse, fuse_ops
-from r18.graph.precision import INT8, Precision, dtype_of, is_floating, precision
+from r18.graph.precision import FP8, INT8, Precision, dtype_of, is_floating, precision
 from r18.graph.quantize import LEVEL, quantized
 from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConv2d, QuantizedLinear
+from r18.graph.scaled import ScaledConv2d, ScaledLinear
+from r18.graph.scaling import scaled
 from r18.graph.schedule import Schedule
 
 TUNED_OPS: tuple[type[Op], ...] = (
@@ -65,6 +67,8 @@ TUNED_OPS: tuple[type[Op], ...] = (
     QuantizedConv2d,
     QuantizedLinear,
     QuantizedAvgPoolLinear,
+    ScaledConv2d,
+    ScaledLinear,
 )
 """Ops worth measuring: the others have one kernel per layout."""
 PLACES = 3
@@ -252,15 +256,17 @@ def tuned_schedules(
     """The schedules whose problems plans of a schedule (at level `none`) may have.
 
     levels: of the precisions in `names` that store floats. In int8 there is one, in integers, with
-    weights of these bits. Where the backend has kernels of `TUNED_OPS` that compute two steps in
-    one, there is a further schedule with these steps fused. Raises what `fuse` and `quantized`
-    raise.
+    weights of these bits, and in fp8 one of scaled ops. Where the backend has kernels of
+    `TUNED_OPS` that compute two steps in one, there is a further schedule with these steps fused.
+    Raises what `fuse`, `quantized` and `scaled` raise.
     """
     found = []
-    if any(name != INT8.name for name in names):
+    if any(name not in (INT8.name, FP8.name) for name in names):
         found += [fuse(schedule, level) for level in levels]
     if INT8.name in names:
         found.append(quantized(fuse(schedule, LEVEL), bits))
+    if FP8.name in names:
+        found.append(scaled(fuse(schedule, LEVEL)))
     ops = {kernel.op.name for kernel in backend.kernels() if kernel.op in TUNED_OPS}
     highest = [plain for plain in found if plain.level == FUSION_LEVELS[-1]]
     further = ((plain, fuse_ops(plain, ops)) for plain in highest)

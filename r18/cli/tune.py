@@ -25,11 +25,14 @@ from r18.cli.options import (
     listed,
 )
 from r18.errors import UsageError, unknown
+from r18.graph.ops import Op
 from r18.graph.passes import FUSION_LEVELS, fuse
-from r18.graph.precision import INT8
+from r18.graph.precision import FP8, INT8
 from r18.graph.precision import precision as precision_named
 from r18.graph.quantize import LEVEL, quantized
 from r18.graph.quantized import QUANTIZED_OPS
+from r18.graph.scaled import SCALED_OPS
+from r18.graph.scaling import scaled
 from r18.graph.schedule import Schedule
 from r18.progress import progress_bar
 
@@ -59,8 +62,8 @@ def tune(
 
     The table keeps what it holds of other problems. Plans on this device then use it; it changes
     only speed. At level all, kernels that compute max-pooling with its convolution are measured
-    next to separate ones. In int8 the network is measured in integers, at level all. Exit code 2
-    when there was nothing to measure.
+    next to separate ones. In int8 the network is measured in integers and in fp8 in scaled e4m3,
+    both at level all. Exit code 2 when there was nothing to measure.
 
     The fastest kernel in isolation may not be the fastest in the network, where launches overlap.
     With --in-network, kernels and tiles replace those of this device's plan at level all, one
@@ -109,7 +112,7 @@ def _alone(
     with progress_bar() as bar:
         bar.start(
             sum(
-                isinstance(problem.op, QUANTIZED_OPS) == (name == INT8.name)
+                _form(problem.op) == (name if name in (INT8.name, FP8.name) else None)
                 for name in names
                 for problem in set(problems)
             )
@@ -117,9 +120,20 @@ def _alone(
         return tuned(backend, problems, names, bar.advance)
 
 
+def _form(op: Op) -> str | None:
+    """The precision that has its own form of an op, if this is one."""
+    if isinstance(op, QUANTIZED_OPS):
+        return INT8.name
+    return FP8.name if isinstance(op, SCALED_OPS) else None
+
+
 def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits: int) -> Table:
     """The kernels with which a network is faster; prints what it gains."""
-    taken = quantized(fuse(schedule, LEVEL), bits) if name == INT8.name else schedule
+    taken = schedule
+    if name == INT8.name:
+        taken = quantized(fuse(schedule, LEVEL), bits)
+    elif name == FP8.name:
+        taken = scaled(fuse(schedule, LEVEL))
     with progress_bar() as bar:
         found = tune_in_network(backend, taken, CompileOptions(size, name), bar.advance)
     typer.echo(

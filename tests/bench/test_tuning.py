@@ -58,6 +58,7 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18.graph.resnet import tiny
+from r18.graph.scaled import ScaledConv2d
 from r18.runtime.plan import make_plan
 
 SCHEDULE = tiny()
@@ -169,6 +170,14 @@ def test_integers_are_tuned_with_the_ops_that_fuse_two() -> None:
     found = tune(r18_numpy.Backend(), fused, ["int8"])
     (timings,) = found.choices["int8"].values()
     assert timings[1].kernel in {"numpy/qgap_linear/parts/int8", APART}
+
+
+def test_a_network_in_fp8_is_measured_as_scaled_ops() -> None:
+    (one,) = tuned_schedules(r18_numpy.Backend(), SCHEDULE, ["all"], ["fp8"])
+    problems = [p for p in one.problems(1).values() if isinstance(p.op, ScaledConv2d)]
+    found = tune(r18_numpy.Backend(), problems[:1], ["fp8"])
+    (timings,) = found.choices["fp8"].values()
+    assert timings[1].kernel == "numpy/sconv2d/im2col/fp8"
 
 
 # -- two ops, or one ---------------------------------------------------------------------------

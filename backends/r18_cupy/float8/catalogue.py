@@ -16,6 +16,7 @@ from r18_cupy.float8.others import (
     ScaleKernel,
 )
 from r18_cupy.float8.stem_wgmma import ScaledStemWgmma
+from r18_cupy.float8.wgmma_halo import ScaledImplicitGemmWgmmaHalo, ScaledImplicitGemmWgmmaResident
 
 NHWC_FIRST = (Layout.NHWC, Layout.NCHW)
 """As tensor cores read activations."""
@@ -23,7 +24,9 @@ NHWC_FIRST = (Layout.NHWC, Layout.NCHW)
 
 def float8_kernels() -> tuple[Float8Kernel, ...]:
     return (
+        ScaledImplicitGemmWgmmaResident(),
         ScaledImplicitGemmWgmma(),
+        ScaledImplicitGemmWgmmaHalo(),
         ScaledFewChannelsMma(),
         *(
             kernel(layout=layout)

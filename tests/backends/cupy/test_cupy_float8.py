@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,20 +36,26 @@ from r18_cupy.cuda.h200 import MULTIPROCESSOR_NBYTES, RESERVED_NBYTES, SHARED_NB
 from r18_cupy.cuda.launch import DEFAULT_SHARED, MAX_GRID, NULL, Pointer, Role
 from r18_cupy.float8 import few_channels_mma as few
 from r18_cupy.float8.catalogue import float8_kernels
+from r18_cupy.float8.direct import ScaledDirect
 from r18_cupy.float8.few_channels_mma import ScaledFewChannelsMma
-from r18_cupy.float8.implicit_gemm_wgmma import (
-    NARROW,
-    PROMOTED,
-    TILES,
-    ScaledImplicitGemmWgmma,
-)
+from r18_cupy.float8.implicit_gemm_wgmma import TILES, ScaledImplicitGemmWgmma
 from r18_cupy.float8.kernel import FRACTION
+from r18_cupy.float8.wgmma import PROMOTED, ScaledWgmmaConv
+from r18_cupy.float8.wgmma_halo import (
+    HALO_TILES,
+    ScaledHaloConv,
+    ScaledImplicitGemmWgmmaHalo,
+    ScaledImplicitGemmWgmmaResident,
+)
 from r18_cupy.integers.implicit_gemm_wgmma import blocks_at_once
 from r18_cupy.integers.wgmma import ROW_ORDER, IntegerTile, packed_depth
+from r18_cupy.integers.wgmma_halo import RESIDENT_TILES, blocking_of
 from r18_oracle.judge.declared import FRACTIONS, objection
 
 KERNELS = float8_kernels()
 GEMM, STEM = ScaledImplicitGemmWgmma(), ScaledFewChannelsMma()
+RESIDENT, HALO = ScaledImplicitGemmWgmmaResident(), ScaledImplicitGemmWgmmaHalo()
+CHOOSING: tuple[ScaledWgmmaConv, ...] = (RESIDENT, GEMM, HALO)
 REGISTERS = 65_536  # of a multiprocessor
 NUMBERS = np.arange(256, dtype=np.uint8).view(E4M3)
 
@@ -176,37 +183,57 @@ def test_keys_have_the_order_of_the_numbers() -> None:
 # -- tiles and launches ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
-def test_tiles_are_legal(tile: IntegerTile) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "tile"),
+    [(kernel, tile) for kernel in CHOOSING for tile in kernel.tiles],
+    ids=lambda one: one.name if isinstance(one, IntegerTile) else one.algorithm,
+)
+def test_tiles_are_legal(kernel: ScaledWgmmaConv, tile: IntegerTile) -> None:
     assert tile.m == 64 * tile.groups_m
-    assert tile.groups_m <= 2
-    assert tile.group_n in (64, 96, 112, 128)  # instances in kernels/float8/hopper/wgmma.cuh
-    assert tile.k <= PROMOTED
-    assert tile.shared_nbytes <= SHARED_NBYTES
-    assert tile.blocks * (tile.shared_nbytes + RESERVED_NBYTES) <= MULTIPROCESSOR_NBYTES
-    found = compiled(GEMM.entry(tile), "sm_90a")
+    assert tile.groups_m * tile.groups_n <= 2
+    assert PROMOTED % tile.k == 0
+    assert tile.parts in (1, 2, 4, 8)
+    if kernel is GEMM:
+        assert tile.shared_nbytes <= SHARED_NBYTES
+        assert tile.blocks * (tile.shared_nbytes + RESERVED_NBYTES) <= MULTIPROCESSOR_NBYTES
+    found = compiled(kernel.entry(tile), "sm_90a")
     assert found.threads == tile.threads
-    assert found.registers * tile.threads * tile.blocks <= REGISTERS, label(GEMM.entry(tile))
+    assert found.registers * tile.threads * tile.blocks <= REGISTERS, label(kernel.entry(tile))
+    assert not found.spill_nbytes
     assert not found.serialized
-    assert len({one.name for one in TILES}) == len(TILES)
+    assert len({one.name for one in kernel.tiles}) == len(kernel.tiles)
 
 
-def test_a_k_tile_has_as_few_sums_as_the_contract_says() -> None:
-    """Each position has one K tile for every 128 channels."""
-    assert GEMM.contract.promoted == PROMOTED == 128
+def test_sums_are_promoted_as_the_contract_says() -> None:
+    """With `PROMOTED` products a run, no product passes through more additions that round than the
+    bound has promoted sums; or runs are so short that less is cut off than the bound allows."""
+    checked = 0
     for problem in problems():
-        if GEMM.refusal(problem) is None:
-            tile = GEMM.tile_for(problem)
-            channels = problem.inputs[0][1]
-            assert -(-channels // tile.k) == -(-channels // PROMOTED)
-            assert (tile.k == NARROW) == (channels <= NARROW)
+        for kernel in CHOOSING:
+            if kernel.refusal(problem) is not None:
+                continue
+            tile = kernel.tile_for(problem)
+            assert tile is not None
+            op = cast(ScaledConv2d, problem.op).conv
+            if kernel is RESIDENT:
+                assert kernel.contract.promoted == 0
+                continue
+            assert kernel.contract.promoted == PROMOTED
+            run, k_tiles = PROMOTED // tile.k, packed_depth(op, tile.k) // tile.k
+            longest = -(-k_tiles // tile.parts)  # of a CTA
+            additions = -(-(longest + run // 2) // run) - 1 + min(tile.parts, k_tiles) - 1
+            allowed = math.prod(op.kernel_size) * -(-op.in_channels // PROMOTED)
+            products = min(op.in_channels, tile.k) * min(run, longest)
+            assert additions <= allowed or products <= min(op.depth, PROMOTED) / 2
+            checked += 1
+    assert checked > 50
 
 
 def test_contracts_say_what_a_unit_keeps() -> None:
     assert FRACTIONS[FP8.multiply] == FRACTION
     for kernel in KERNELS:
         assert objection(kernel) is None, kernel.id
-        on_tensor_cores = "mma" in kernel.algorithm
+        on_tensor_cores = isinstance(kernel, ScaledWgmmaConv | ScaledFewChannelsMma)
         assert bool(kernel.contract.fraction) == on_tensor_cores
 
 
@@ -254,7 +281,7 @@ def test_a_block_for_each_tile_that_is_resident_and_a_cluster_for_each_tile() ->
 def test_a_convolution_without_a_residual_has_null_for_its_multiplier() -> None:
     plain = problem_of(Conv2d(16, 16, (1, 1)), 1, 3, 3)
     added = problem_of(Conv2d(16, 16, (1, 1), residual=True), 1, 3, 3)
-    for kernel in (GEMM, KERNELS[2]):
+    for kernel in (GEMM, ScaledDirect()):
         (without,), (with_one,) = kernel.launches(plain), kernel.launches(added)
         assert any(one is NULL for one in without.arguments)
         pointers = [one for one in with_one.arguments if isinstance(one, Pointer)]
@@ -282,16 +309,54 @@ def test_refusals(kernel: ScaledImplicitGemmWgmma, conv: Conv2d, said: str) -> N
     assert reason.startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "conv", "said"),
+    [
+        (
+            HALO,
+            Conv2d(16, 16, (3, 3), (2, 2)),
+            "reads its windows from whole rows, one pixel apart",
+        ),
+        (HALO, Conv2d(16, 8, (1, 1)), "writes 16 channels at a time, and 8 is not a multiple"),
+        (RESIDENT, Conv2d(16, 16, (1, 1)), "has unrolled a window of (3, 3), got (1, 1)"),
+        (RESIDENT, Conv2d(144, 16, (3, 3)), "keeps 64 channels of all weights, got 144"),
+    ],
+)
+def test_refusals_of_whole_rows(kernel: ScaledHaloConv, conv: Conv2d, said: str) -> None:
+    reason = kernel.refusal(problem_of(conv, 1, 40, 40))
+    assert reason is not None
+    assert reason.startswith(said)
+
+
+@pytest.mark.parametrize("kernel", [RESIDENT, HALO], ids=lambda kernel: kernel.algorithm)
+def test_whole_rows_are_blocked_as_the_integers_are(kernel: ScaledHaloConv) -> None:
+    taken = 0
+    for problem in problems():
+        if kernel.refusal(problem) is None:
+            tile, (launch,) = kernel.tile_for(problem), kernel.launches(problem)
+            assert tile is not None
+            blocking = blocking_of(problem, tile)
+            if problem.inputs[0][1] <= 64:
+                assert tile.k == 64  # whatever the batch is
+            assert launch.grid == (kernel.integers.blocks(problem, blocking), 1, 1)
+            assert launch.shared_nbytes == kernel.integers.shared_nbytes(blocking)
+            taken += 1
+    assert taken > 10
+
+
 # -- instructions ------------------------------------------------------------------------------
 
 
-def test_tiles_multiply_e4m3_and_begin_each_sum_at_zero() -> None:
-    tile = TILES[0]
-    ptx = compile_ptx(GEMM.entry(tile), "sm_90a")
+@pytest.mark.parametrize(
+    ("kernel", "tile", "products"),
+    [(GEMM, TILES[0], 4), (HALO, HALO_TILES[0], 4), (RESIDENT, RESIDENT_TILES[0], 18)],
+    ids=["gemm", "halo", "resident"],
+)
+def test_tiles_multiply_e4m3(kernel: ScaledWgmmaConv, tile: IntegerTile, products: int) -> None:
+    ptx = compile_ptx(kernel.entry(tile), "sm_90a")
     found = re.findall(r"wgmma\.mma_async[.\w]*", ptx)
     assert set(found) == {f"wgmma.mma_async.sync.aligned.m64n{tile.group_n}k32.f32.e4m3.e4m3"}
-    assert len(found) == tile.k // 32
-    assert len(re.findall(r"setp\.eq\.u32 add, 0, 1", ptx)) == 1  # D is not read
+    assert len(found) == products
     assert "cvt.rn.satfinite.e4m3x2.f32" in ptx
 
 
@@ -306,11 +371,13 @@ def test_the_stem_multiplies_e4m3() -> None:
 
 @pytest.mark.parametrize("sm", ["sm_75", "sm_89", "sm_90", "sm_120"])
 def test_a_whole_network_is_planned_in_nhwc(sm: str) -> None:
-    wide = "implicit_gemm_wgmma" if sm == "sm_90" else "direct"
+    gemm = "implicit_gemm_wgmma"
+    rows = {1: f"{gemm}_halo", 256: f"{gemm}_resident"}
     stem = "direct" if sm == "sm_75" else "few_channels_mma"
     if sm == "sm_90":
         stem = "few_channels_wgmma"
     for batch in (1, 256):
+        wide = [*[rows[batch]] * 4, gemm] if sm == "sm_90" else ["direct"]
         options = CompileOptions(precision="fp8", batch=batch)
         plan = make_plan(On(capability(sm)), scaled(fuse(resnet18(), "all")), options)
         ops = [step.problem.op for step in plan.steps]
@@ -320,7 +387,8 @@ def test_a_whole_network_is_planned_in_nhwc(sm: str) -> None:
         kinds = ScaledConv2d | ScaledConvMaxPool
         convs = [s.kernel.algorithm for s in plan.steps if isinstance(s.problem.op, kinds)]
         assert convs[0] == stem
-        assert set(convs[1:]) == {wide}
+        assert convs[1 : 1 + len(wide)] == wide
+        assert set(convs[1:]) == set(wide)
         assert plan.steps[-1].kernel.algorithm == ("warp_dot" if batch == 1 else "tiled")
 
 
@@ -334,10 +402,10 @@ def test_the_tiny_network_has_a_plan_too() -> None:
         make_plan(On((9, 0)), scaled(fuse(tiny(), "all")), replace(options, kernels=kernels))
 
 
-def test_every_tile_is_a_variant_of_its_own() -> None:
-    variants = On((9, 0)).variants(KERNELS[0])
-    assert len(variants) == len(TILES)
-    for one, tile in zip(variants, TILES, strict=True):
+@pytest.mark.parametrize("kernel", CHOOSING, ids=lambda kernel: kernel.algorithm)
+def test_every_tile_is_a_variant_of_its_own(kernel: ScaledWgmmaConv) -> None:
+    variants = On((9, 0)).variants(kernel)
+    assert len(variants) == len(kernel.tiles)
+    for one in variants:
         assert objection(one) is None
-        assert one.contract.promoted == tile.k
-        assert one.variant_of == KERNELS[0].id
+        assert one.contract == kernel.contract

@@ -4,8 +4,6 @@
 
 #include "common/storage.cuh"
 
-struct E4m3 {};  // names the format in templates
-
 // Two neighbouring numbers, the first in the lower byte.
 __device__ __forceinline__ float2 from_e4m3_pair(unsigned short pair) {
   return __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));

@@ -31,7 +31,7 @@ e4m3_sums(const uint4* __restrict__ a, const uint4* __restrict__ b, float* __res
   float d[N / 2] = {};
   wgmma_fence();
   for (int step = 0; step < steps; ++step) {
-    wgmma<E4m3, N>(d, of_a + step * K_STEP, of_b + step * K_STEP);
+    wgmma_e4m3<N>(d, of_a + step * K_STEP, of_b + step * K_STEP, true);
   }
   wgmma_commit();
   wgmma_wait<0>();

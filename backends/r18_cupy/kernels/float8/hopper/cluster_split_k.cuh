@@ -1,5 +1,5 @@
-// Split-K of e4m3 products within a cluster: each CTA adds up its share of K, then the cluster adds the
-// shares in float32, in the order of the CTAs.
+// Split-K of e4m3 convolutions within a cluster: each CTA adds up its share of K, then the cluster
+// adds the shares in float32, in their order.
 // 1. Every CTA stores its sums to its own shared memory, where the stages were.
 // 2. Each CTA reads a share of the tile's pixels from the shared memory of all CTAs, finishes their
 //    sums and writes the outputs. The residual is loaded while the CTAs wait for each other.
@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_sums(const Numbers& sums, const Part& part
   }
 }
 
-// One chunk of sums, at shared memory address `place` of every CTA, over the splits.
+// One chunk of sums, at shared memory address `place` of every CTA, added over the splits.
 __device__ __forceinline__ float4 sum_splits(unsigned place) {
   float4 part[TILE_PARTS];  // all loads are issued before the first is needed
 #pragma unroll
@@ -62,10 +62,10 @@ __device__ __forceinline__ void reduce_split_k(const Numbers& sums, const Part& 
   const int rows = min(min(share + SHARE, TILE_N), (int)(pixels - pixel0));
   const int end = channel < p.o ? rows : 0;
   const size_t start = (size_t)(pixel0 + row0) * p.o + channel, stride = (size_t)ROWS_OUT * p.o;
-  float4 by{}, add{};
+  float4 by{}, biases{};
   if (channel < p.o) {
     by = *reinterpret_cast<const float4*>(multiplier + channel);
-    add = *reinterpret_cast<const float4*>(bias + channel);
+    biases = *reinterpret_cast<const float4*>(bias + channel);
   }
   const float residual_by = residual ? *residual_multiplier : 0.0f;
   const bool clamps = p.relu != 0;
@@ -86,13 +86,13 @@ __device__ __forceinline__ void reduce_split_k(const Numbers& sums, const Part& 
     if (row >= end) break;
     const float4 sum = sum_splits(shared_address(tile + row * PITCH + chunk));
     const float2 low = from_e4m3_pair(residuals[i]), high = from_e4m3_pair(residuals[i] >> 16);
-    const unsigned first =
-        to_e4m3_pair(finished(sum.x, by.x, add.x, low.x, residual_by, clamps),
-                     finished(sum.y, by.y, add.y, low.y, residual_by, clamps));
-    const unsigned second =
-        to_e4m3_pair(finished(sum.z, by.z, add.z, high.x, residual_by, clamps),
-                     finished(sum.w, by.w, add.w, high.y, residual_by, clamps));
-    *reinterpret_cast<unsigned*>(out + (start + i * stride)) = first | second << 16;
+    const unsigned lower =
+        to_e4m3_pair(finished(sum.x, by.x, biases.x, low.x, residual_by, clamps),
+                     finished(sum.y, by.y, biases.y, low.y, residual_by, clamps));
+    const unsigned upper =
+        to_e4m3_pair(finished(sum.z, by.z, biases.z, high.x, residual_by, clamps),
+                     finished(sum.w, by.w, biases.w, high.y, residual_by, clamps));
+    *reinterpret_cast<unsigned*>(out + (start + i * stride)) = lower | upper << 16;
   }
   // No CTA may exit while others read its sums. The arrival need not order memory: each value that
   // was loaded has been used by a store above, so it has been read.

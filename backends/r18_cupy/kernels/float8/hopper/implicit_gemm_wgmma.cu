@@ -3,12 +3,12 @@
 // A CTA computes tiles in turn.
 // 1. A producer warp loads K tiles into a ring of stages: weights by TMA, pixels by TMA in im2col
 //    mode. K runs over the window's positions, and at each over the channels, TILE_K at a time.
-// 2. Consumer warpgroups multiply the stages with `wgmma` and add the sum of each K tile to float32
-//    registers: the unit itself keeps too few bits (hopper/tile.cuh).
+// 2. Consumer warpgroups multiply the stages with `wgmma`. Every RUN K tiles they add the sum to
+//    float32 registers: the unit itself keeps too few bits (hopper/tile.cuh).
 // 3. Epilogue: multiplier, bias, residual and ReLU. TMA loads the residual during the products, and
 //    stores the outputs, which ends during the next tile's products; the first stages of that tile
-//    are loaded by then. With TILE_PARTS > 1 the CTAs of a cluster divide K and add their sums first
-//    (split-K).
+//    are loaded by then. With TILE_PARTS > 1 the CTAs of a cluster divide K and add their sums
+//    first (split-K).
 //
 // Constraints: sm_90a; C and O multiples of 16; what TMA's im2col mode encodes (stride ≤ 8, window
 // ≤ 256); tiles as `TILES` in float8/implicit_gemm_wgmma.py lists them.
@@ -18,6 +18,15 @@ constexpr int BYTES_A = TILE_M * TILE_K, BYTES_B = TILE_N * TILE_K;
 constexpr int STAGE_BYTES = BYTES_A + BYTES_B;
 constexpr int SLAB_BYTES = GROUP_N * SLAB_ROW;  // per warpgroup
 
+// Promoted sums take two registers for each output. Where a warp of producers would leave the
+// consumers too few, there is a warpgroup of them, and it gives registers away.
+constexpr bool GIVES_REGISTERS = GROUP_N > 128;
+constexpr int PRODUCERS = GIVES_REGISTERS ? 128 : 32;
+constexpr int PRODUCER_REGISTERS = GIVES_REGISTERS ? 40 : 0;
+constexpr int CONSUMER_REGISTERS = GIVES_REGISTERS ? 232 : 0;
+
+static_assert(!GIVES_REGISTERS || (WARPGROUPS == 2 && TILE_BLOCKS == 1),
+              "three warpgroups are launched with 168 registers a thread");
 static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");
 static_assert(BYTES_A % 1024 == 0 && STAGE_BYTES % 1024 == 0 && SLAB_BYTES % 512 == 0,
               "swizzled rows are aligned");
@@ -100,6 +109,9 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& wei
 
 // Multiplies `count` K tiles; with split-K there may be none. `overlapped` is called once, while
 // products are in flight.
+//
+// The first run of the second warpgroup is shorter. Otherwise both would wait for their sums at the
+// same time, and the tensor cores for both.
 template <typename Overlapped>
 __device__ __forceinline__ void mainloop(Numbers& sums, const Ring& ring, RingState& state,
                                          unsigned a, unsigned b, int count,
@@ -107,13 +119,24 @@ __device__ __forceinline__ void mainloop(Numbers& sums, const Ring& ring, RingSt
   const bool elected = threadIdx.x % 32 == 0;
 #pragma unroll
   for (int i = 0; i < GROUP_N / 2; ++i) sums[i] = 0.0f;
-  for (int k = 0; k < count; ++k, state.advance(TILE_STAGES)) {
-    mbarrier_wait(ring.full(state.stage), state.phase);
-    multiply_promoted(sums, row_descriptor<TILE_K>(a + state.stage * STAGE_BYTES),
-                      row_descriptor<TILE_K>(b + state.stage * STAGE_BYTES), [&] {
-                        if (k == min(count, 3) - 1) overlapped();
-                      });
-    if (elected) mbarrier_arrive(ring.empty(state.stage));
+  Numbers part;
+  int end = threadIdx.x < 128 ? RUN : RUN - RUN / 2;
+  for (int k = 0; k < count; end += RUN) {
+    int before = -1;  // the stage of the run's previous K tile
+    for (const int last = min(end, count); k < last; ++k, state.advance(TILE_STAGES)) {
+      mbarrier_wait(ring.full(state.stage), state.phase);
+      wgmma_fence();
+      multiply(part, row_descriptor<TILE_K>(a + state.stage * STAGE_BYTES),
+               row_descriptor<TILE_K>(b + state.stage * STAGE_BYTES), before < 0);
+      wgmma_commit();
+      if (k == min(count, 3) - 1) overlapped();
+      wgmma_wait<1>();  // all but these products have read their stage
+      if (before >= 0 && elected) mbarrier_arrive(ring.empty(before));
+      before = state.stage;
+    }
+    wgmma_wait<0>();
+    if (elected) mbarrier_arrive(ring.empty(before));
+    promote(sums, part);
   }
 }
 
@@ -126,9 +149,9 @@ __device__ __forceinline__ void mainloop(Numbers& sums, const Ring& ring, RingSt
 
 // Grid: x, the CTAs that are resident at once, or one per tile if there are fewer or if K is split;
 // y, the splits of K, one cluster. `residual` and `residual_multiplier` may be null; the descriptor
-// is then unused. NOTE: `residual` is not __restrict__, or the compiler could read what the previous
-// launch still writes ahead of the wait.
-extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
+// is then unused. NOTE: `residual` is not __restrict__, or the compiler could read what the
+// previous launch still writes ahead of the wait.
+extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, TILE_BLOCKS) IN_CLUSTER
 sconv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
                             const __grid_constant__ TensorMap weight,
                             const __grid_constant__ TensorMap residual_map,
@@ -152,12 +175,14 @@ sconv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
 
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == WARPGROUPS) {
-    if (threadIdx.x % 32 == 0) {
+    release_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == CONSUMERS) {
       produce(x, weight, residual_map, p, ring, slab_ring, stages, slabs, tiles, first, last,
               TILE_PARTS == 1 && residual);
     }
     return;
   }
+  acquire_registers<CONSUMER_REGISTERS>();
 
   const Part part = part_of(warpgroup);
   const unsigned a = stages + part.m * TILE_K, b = stages + BYTES_A + part.n * TILE_K;
@@ -182,7 +207,7 @@ sconv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
     } else {
       warpgroup_barrier(warpgroup);  // behind the wait of the storing thread
     }
-    finish(sums, slab, by);
+    finish(sums, slab, by, [](int place) { return place; });
     fence_async_proxy();
     warpgroup_barrier(warpgroup);
     if (storing) {

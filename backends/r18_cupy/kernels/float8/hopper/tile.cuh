@@ -1,10 +1,10 @@
-// What the e4m3 `wgmma` convolutions have of their own: promoted sums and the epilogue. Threads,
+// What the e4m3 `wgmma` convolutions have of their own: products and the epilogue. Threads,
 // mbarriers and slabs are those of the integers' (integers/hopper/tile.cuh), and so is the order of
 // packed weights. NHWC.
 //
-// Tensor cores add products of e4m3 at 13 bits of fraction and cut off. Here the products of each K
-// tile, 64 or 128 of them, begin at zero, and their sum is added to float32 registers, rounded to
-// nearest. While one warpgroup adds, another one multiplies.
+// Tensor cores add products of e4m3 at 13 bits of fraction and cut off. A long sum is therefore
+// promoted: it begins at zero every PROMOTED products, and is added to float32 registers, rounded
+// to nearest.
 //
 // The including file defines TILE_* and includes this once.
 #pragma once
@@ -12,9 +12,21 @@
 #include "float8/hopper/wgmma.cuh"
 #include "integers/hopper/tile.cuh"
 
-static_assert(TILE_K <= 128, "the contract promises sums of at most 128 products");
+constexpr int PROMOTED = 640;          // products of a sum until it is promoted
+constexpr int RUN = PROMOTED / TILE_K;  // K tiles likewise
+
+static_assert(PROMOTED % TILE_K == 0, "a sum is promoted behind a K tile");
 
 using Numbers = float[GROUP_N / 2];  // of a thread; layout in hopper/wgmma.cuh
+
+// Issues A·Bᵀ over one K tile as `multiply` of integers/hopper/tile.cuh does.
+__device__ __forceinline__ void multiply(Numbers& sums, unsigned long long a, unsigned long long b,
+                                         bool first) {
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    wgmma_e4m3<GROUP_N>(sums, a + step * K_STEP, b + step * K_STEP, step > 0 || !first);
+  }
+}
 
 // Makes the compiler treat registers as read and written here. It does not know that `wgmma` writes
 // them asynchronously, and would read them ahead of the wait.
@@ -23,24 +35,8 @@ __device__ __forceinline__ void fence_registers(Numbers& of) {
   for (int i = 0; i < GROUP_N / 2; ++i) asm volatile("" : "+f"(of[i])::"memory");
 }
 
-// Adds the products of one K tile, whose rows the descriptors name, to the sums.
-// `in_flight` is called while they are in flight.
-template <typename InFlight>
-__device__ __forceinline__ void multiply_promoted(Numbers& sums, unsigned long long a,
-                                                  unsigned long long b, const InFlight& in_flight) {
-  Numbers part;
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    if (step == 0) {
-      wgmma_begin<E4m3, GROUP_N>(part, a, b);
-    } else {
-      wgmma<E4m3, GROUP_N>(part, a + step * K_STEP, b + step * K_STEP);
-    }
-  }
-  wgmma_commit();
-  in_flight();
-  wgmma_wait<0>();
+// Adds a sum that the unit has completed to one in float32.
+__device__ __forceinline__ void promote(Numbers& sums, Numbers& part) {
   fence_registers(part);
 #pragma unroll
   for (int i = 0; i < GROUP_N / 2; ++i) sums[i] += part[i];
@@ -106,9 +102,13 @@ __device__ __forceinline__ void finish_matrices(const float* sums, unsigned addr
 }
 
 // Finishes a warpgroup's sums into its slab, which holds the residual if there is one.
-__device__ __forceinline__ void finish(const Numbers& sums, unsigned slab, const Finishing& by) {
+// `row_of(place)` maps a pixel of the tile to its row in the slab; no two places share one.
+template <typename RowOf>
+__device__ __forceinline__ void finish(const Numbers& sums, unsigned slab, const Finishing& by,
+                                       const RowOf& row_of) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const auto address = [&](int row) {
+  const auto address = [&](int place) {
+    const int row = row_of(place);
     return slab + row * SLAB_ROW + (warp ^ row / 2 % 4) * 16;
   };
 #pragma unroll
