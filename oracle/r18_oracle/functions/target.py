@@ -143,8 +143,9 @@ def _is_same(function: object, place: str, known: Any = None) -> bool:
     else:
         wanted = Path(owner).resolve()
         for one in list(sys.modules.values()):
-            found = getattr(one, "__file__", None)
-            if found and Path(found).resolve() == wanted:
+            found = getattr(one, "__file__", None) or ""
+            # To resolve the paths of all modules takes a quarter of a second.
+            if Path(found).name == Path(owner).name and Path(found).resolve() == wanted:
                 module = one
     for part in path.split("."):
         module = getattr(module, part, None)
