@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import time
@@ -37,6 +38,7 @@ class Heavy:
 
     def __init__(self) -> None:
         keep_freed_memory()
+        gc.disable()  # collections take an eighth of PyTorch's import, and this process is short
         # Else Hypothesis makes a folder where the user is.
         os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(cache_folder() / "hypothesis"))
         self._peer: LayerByLayer | None = None

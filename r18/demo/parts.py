@@ -6,11 +6,14 @@ for its verdict before anything is timed, so that only what is timed runs.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+
+from threadpoolctl import threadpool_limits
 
 from r18.backend import CompileOptions, DeviceInfo, Program
 from r18.backend.registry import get_backend, title
@@ -47,7 +50,7 @@ def demo(request: Request) -> Iterator[Part]:
         second = Second(Heavy)
     with closing(second):
         second.ask("bug")
-        with part("weights"):
+        with part("weights"), threadpool_limits(1, user_api="blas"):  # the other core is busy
             weights, why = _weights(request.weights, schedule)
         with part("backend found and probed"):
             backend = get_backend(request.backend)
@@ -62,6 +65,7 @@ def demo(request: Request) -> Iterator[Part]:
                 second.ask("make", device.kind, schedule, dict(weights), images)
                 found: Part = second.answer()
             yield found
+            gc.freeze()  # memory is measured after collections, which need not look at all of this
             yield _timed("speed", lambda: speed(request.backend, device, program, images, second))
         yield _meanwhile(second.seconds())
 
