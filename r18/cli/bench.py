@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from r18.atomic import write_text
 from r18.backend.registry import VARIABLE
 from r18.bench import tables
 from r18.bench.baselines import MODES
@@ -31,7 +33,7 @@ from r18.cli.options import (
 )
 from r18.machine import set_threads
 from r18.progress import run_progress
-from r18.records import FOLDER
+from r18.records import FOLDER, now
 
 BackendNames = Annotated[
     str | None,
@@ -76,6 +78,15 @@ Cold = Annotated[
     typer.Option("--cold", help="Also time each with caches that are overwritten before each run."),
 ]
 
+BenchmarkFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--benchmark-json",
+        metavar="FILE",
+        help="Also write the times as pytest-benchmark does, for its compare and for CIs.",
+    ),
+]
+
 
 def bench(
     backends: BackendNames = None,
@@ -96,6 +107,7 @@ def bench(
     cold: Cold = False,
     record: Record = False,
     records: RecordFolder = FOLDER,
+    benchmark: BenchmarkFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Time backends in turns, next to their baselines, in one table, with their errors.
@@ -134,9 +146,17 @@ def bench(
     with run_progress() as progress:
         result = run_bench(request, on_left_out=_say_left_out, progress=progress)
     _say_notes(result)
+    if benchmark is not None:
+        write_text(benchmark, _benchmark_text(result))
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _text(request, result))
     if result.wrong:
         raise typer.Exit(FOUND)
+
+
+def _benchmark_text(result: Result) -> str:
+    head = result.head
+    data = tables.pytest_benchmark(result.rows, head["network"], head["machine"], now())
+    return json.dumps(data, indent=2) + "\n"
 
 
 def _named(asked: str) -> list[str] | None:
