@@ -92,6 +92,8 @@ CAUGHT = {
     "stale": ("adaptive_avg_pool2d", "edges"),
     "cached": ("matmul", "impulse"),
     "one_shape": ("relu", "exact"),
+    "late": ("relu", "completion"),
+    "calls_the_reference": ("softmax", "independence"),
     "changes_its_input": ("relu", "inputs_unchanged"),
 }
 """By fault: what it is like, and the check that finds it."""
@@ -123,7 +125,7 @@ def test_memory_for_the_result_has_the_operator_s_shape() -> None:
 def test_a_folder_without_an_operator_says_what_it_has() -> None:
     with pytest.raises(UsageError, match="named after an operator") as caught:
         asked_for(str(WRONG))
-    assert "boundary_row, cached, changes_its_input, " in str(caught.value)
+    assert "boundary_row, cached, calls_the_reference, " in str(caught.value)
     with pytest.raises(UsageError, match="has no 'zeroes', did you mean 'zeros'"):
         target_of(f"{WRONG}:zeroes", "relu")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 _RESULTS: dict[object, torch.Tensor] = {}
@@ -46,6 +48,20 @@ def one_shape(x: torch.Tensor) -> torch.Tensor:
 
 def lower_precision(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.bfloat16().float() @ b.bfloat16().float()).float()
+
+
+def late(out: torch.Tensor, x: torch.Tensor) -> None:
+    """A ReLU that returns before its result is there, as on another stream."""
+    threading.Timer(0.005, torch.clamp_min, (x, 0), {"out": out}).start()
+
+
+def calls_the_reference(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """A softmax by what it is compared with."""
+    from r18.graph.ops import Problem, Softmax
+    from r18_oracle.judge.reference import reference
+
+    y = reference(Problem(Softmax(), (tuple(x.shape),)), (x.double().numpy(),), ())
+    return torch.from_numpy(y).to(x.dtype)
 
 
 def changes_its_input(out: torch.Tensor, x: torch.Tensor) -> None:
