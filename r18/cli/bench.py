@@ -120,11 +120,9 @@ def bench(
     where each run reads the previous one's again. --cold and --from-host have tables of their own.
 
     A contender of one algorithm uses it for every step that it takes, and preferred kernels for
-    the others. In a record, a run replaces all rows of its network, precision, fusion and batch.
-
-    A backend named here must run; of `all`, those that cannot run are reported on stderr, as are a
-    busy machine, more threads than CPUs, and rows whose times spread widely. Peak memory is how far
-    the process grew (Linux, CPU).
+    others. A recorded run replaces all rows of its network, precision, fusion and batch. A backend
+    named here must run; of `all`, those that cannot are reported on stderr, as are a busy machine
+    and rows whose times spread widely. Peak memory is the process's growth (Linux, CPU).
 
     Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
@@ -146,17 +144,18 @@ def bench(
     with run_progress() as progress:
         result = run_bench(request, on_left_out=_say_left_out, progress=progress)
     _say_notes(result)
-    if benchmark is not None:
-        write_text(benchmark, _benchmark_text(result))
+    _write_benchmark(benchmark, result)
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _text(request, result))
     if result.wrong:
         raise typer.Exit(FOUND)
 
 
-def _benchmark_text(result: Result) -> str:
-    head = result.head
-    data = tables.pytest_benchmark(result.rows, head["network"], head["machine"], now())
-    return json.dumps(data, indent=2) + "\n"
+def _write_benchmark(file: Path | None, result: Result) -> None:
+    """As pytest-benchmark does, if a file was named."""
+    if file is not None:
+        head = result.head
+        data = tables.pytest_benchmark(result.rows, head["network"], head["machine"], now())
+        write_text(file, json.dumps(data, indent=2) + "\n")
 
 
 def _named(asked: str) -> list[str] | None:
