@@ -34,9 +34,18 @@ TOOL = ROOT / "tools" / "draw_demo_picture.py"
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Part]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demonstration runs."""
+    return tmp_path_factory.mktemp("here")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Part]:
     """The parts on `tiny` and numpy, by their first words."""
-    return {part.title.split(",")[0]: part for part in demo(Request("tiny", "", "numpy"))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
+        return {part.title.split(",")[0]: part for part in demo(Request("tiny", "", "numpy"))}
 
 
 def test_the_parts_come_in_order(found: dict[str, Part]) -> None:
@@ -70,6 +79,11 @@ def test_the_speed_is_next_to_pytorch_s(found: dict[str, Part]) -> None:
     assert part.data["time_over_pytorch"] == own["median_ms"] / theirs["median_ms"]
     assert part.data["left_out"] == []
     assert all("error " in line and "e-0" in line for line in part.lines[:2])
+
+
+@pytest.mark.usefixtures("found")
+def test_no_file_is_left(folder: Path) -> None:
+    assert list(folder.iterdir()) == []
 
 
 def test_what_took_the_time_is_said(found: dict[str, Part]) -> None:
