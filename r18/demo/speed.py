@@ -125,7 +125,7 @@ def part_of(result: Result, left_out: list[str], asked: str) -> Part:
         )
     if own.backend == "numpy" and asked == "auto":
         lines.append("numpy is the readable reference; pip install 'r18[numba]' compiles for CPUs")
-    lines += [*left_out, *(f"warning: {warning}" for warning in result.warnings)]
+    lines += [*left_out, *(f"warning: {it.replace(PEER, SHOWN)}" for it in result.warnings)]
     rows: list[dict[str, Any]] = [
         {
             "name": _name(row),

@@ -134,13 +134,13 @@ def test_the_ratio_is_by_medians(monkeypatch: pytest.MonkeyPatch) -> None:
 
     rows = with_ratios([row("numba-cpu", 10, 20, 21), row(PEER, 50, 50, 90)])
     result = Result(rows, [], {"machine": {}}, ())
-    monkeypatch.setattr(Result, "warnings", ["the machine is busy"])
+    monkeypatch.setattr(Result, "warnings", [f"{PEER}: the machine is busy"])
     part = speed.part_of(result, [], "auto")
     assert part.data["time_over_pytorch"] == 0.4
     assert part.lines[0] == "      20 ms  numba-cpu (p10..p90 12..20.8)"
     assert part.lines[1] == "      50 ms  PyTorch, eager mode (p10..p90 50..82)"
     assert part.lines[2].startswith("numba-cpu runs at 2.50 times the speed of PyTorch, by medians")
-    assert part.lines[-1] == "warning: the machine is busy"
+    assert part.lines[-1] == "warning: PyTorch, eager mode: the machine is busy"
 
 
 # -- PyTorch, layer by layer -------------------------------------------------------------------
