@@ -6,6 +6,9 @@ Each function is checked by a command of its own, so that no library meets anoth
 whose library is not installed, or whose device is not there, is skipped by name. With `--record`
 the results become exports/records/check-<device>.json, from which docs/check.md has its table.
 
+Some faults are of code for a CPU's instructions (`FAULTS_WITH`): on a CPU without them the function
+has to be right, and the record keeps what a CPU with them showed.
+
 Exit codes: 0 all right, or wrong for a reason that the file declares (`FAULTS`); 1 a function is
 wrong without a reason, or right in spite of one; 2 a wrong request or nothing was run.
 """
@@ -52,7 +55,8 @@ class Foreign:
     """A file of functions, as it is written; none of it is imported here.
 
     library: its name for people. needs: the modules that it imports, the library's first.
-    functions: the kind of arrays of each. faults: why some are wrong.
+    functions: the kind of arrays of each. faults: why some are wrong. faults_with: the instructions
+    (`r18.cpu.INSTRUCTIONS`) that some faults need.
     """
 
     path: Path
@@ -60,6 +64,7 @@ class Foreign:
     needs: tuple[str, ...]
     functions: dict[str, str]
     faults: dict[str, str] = field(default_factory=dict)
+    faults_with: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, path: Path) -> Foreign:
@@ -77,13 +82,22 @@ class Foreign:
                         functions[node.name] = ast.literal_eval(given["arrays"])
         try:
             faults = constants.get("FAULTS", {})
-            found = cls(path, constants["LIBRARY"], constants["NEEDS"], functions, faults)
+            needs, faults_with = constants["NEEDS"], constants.get("FAULTS_WITH", {})
+            found = cls(path, constants["LIBRARY"], needs, functions, faults, faults_with)
         except KeyError as error:
             raise UsageError(f"{path} declares no {error}") from None
         for name in found.faults:
             if name not in functions:
                 raise unknown(f"function of {path.name} in FAULTS", name, functions)
+        for name in found.faults_with:
+            if name not in found.faults:
+                raise unknown(f"fault of {path.name} in FAULTS_WITH", name, found.faults)
         return found
+
+    def lacking(self, name: str) -> str:
+        """The instructions that a function's fault needs, if this CPU has none; else ""."""
+        needed = self.faults_with.get(name, "")
+        return "" if needed in cpu().instructions else needed
 
     def device(self) -> DeviceInfo:
         """Where its functions run. Raises `Skipped` where they do not."""
@@ -192,8 +206,9 @@ def keep(folder: Path, device: DeviceInfo, run: CheckRun, made: dict[str, Checke
 
 
 def _key(run: CheckRun) -> str:
+    """Of all but the machine, of which only the CPU counts: its load is another each time."""
     plain = msgspec.to_builtins(run)
-    return records.key_of({name: plain[name] for name in plain if name != "machine"})
+    return records.key_of({**plain, "machine": plain["machine"].get("cpu")})
 
 
 def main() -> None:
@@ -215,7 +230,8 @@ def main() -> None:
             here = msgspec.convert(machine(), Machine)
             run = CheckRun(args.profile, NETWORK, 0, where, here)
             for name in names:
-                fault = file.faults.get(name, "")
+                lacking = file.lacking(name)
+                fault = "" if lacking else file.faults.get(name, "")
                 result, seconds = checked(file.path, name, args.profile)
                 one = entry(_key(run), version, fault, result, seconds)
                 judged += 1
@@ -224,7 +240,9 @@ def main() -> None:
                 said = "" if right else ", right in spite of FAULTS" if one.ok else ", unexplained"
                 key = f"{file.path.stem}/{name}"
                 print(f"{key}: {one.words}: {one.verdict}{said}, {seconds:.0f} s", flush=True)
-                if args.record:
+                if lacking:
+                    print(f"{key}: not recorded: its fault needs {lacking}", flush=True)
+                elif args.record:
                     keep(args.records, device, run, {key: one})
     except (R18Error, OSError, subprocess.SubprocessError) as error:
         print(f"check_foreign: {error}", file=sys.stderr)

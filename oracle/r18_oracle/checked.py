@@ -18,7 +18,7 @@ from r18.graph.ops import Problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import SILENCE, Finding, save
 from r18_oracle.functions.likes import like_of
-from r18_oracle.functions.suites import backendbench, flashinfer, kernelbench
+from r18_oracle.functions.suites import backendbench, flashinfer, hub, kernelbench
 from r18_oracle.functions.suites.adapted import Adapted
 from r18_oracle.functions.target import (
     MARK,
@@ -389,9 +389,12 @@ def asked_for(asked: str, like: object | None = None, **options: Any) -> Asked:
     """What `r18 check` is asked for: a place, a file, or a folder of a suite.
 
     A file is one with marked functions, with KernelBench's `ModelNew` or a solution of
-    FlashInfer-Bench; a folder is one of BackendBench. `torch.nn.functional.relu` is
-    `torch.nn.functional:relu`. Raises `UsageError` where nothing is to be judged.
+    FlashInfer-Bench; a folder is one of BackendBench, or a kernel of Hugging Face's `kernels`.
+    `torch.nn.functional.relu` is `torch.nn.functional:relu`. Raises `UsageError` where nothing is
+    to be judged.
     """
+    if Path(asked).is_dir() and hub.is_kernel(asked):
+        return Asked(tuple(target_of(place, like, **options) for place in hub.places_in(asked)))
     if Path(asked).is_dir():
         return _of_folder(asked, like, options)
     if asked.endswith(".json"):

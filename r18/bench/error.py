@@ -18,6 +18,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from r18.backend import Array
+
 FLOAT64, INTEGERS = "float64", "integers"
 """The references."""
 NONE = "—"
@@ -52,6 +56,21 @@ class Error:
         """Every field; infinity as text, since JSON has none."""
         finite = math.isfinite(self.relative)
         return asdict(self) | {"relative": self.relative if finite else "inf"}
+
+
+def relative(got: Array, expected: Array) -> float:
+    """‖got − expected‖₂ / ‖expected‖₂, in float64; infinite if a value is not finite.
+
+    0 for equal arrays, infinite for others where the reference is 0.
+    """
+    wide = got.astype(np.float64)
+    if not np.isfinite(wide).all():
+        return float(np.inf)
+    lost = float(np.linalg.norm(wide - expected))
+    if lost == 0:
+        return 0.0
+    size = float(np.linalg.norm(expected))
+    return lost / size if size else float(np.inf)
 
 
 def is_worse(row: Mapping[str, Any]) -> bool:
@@ -93,5 +112,6 @@ __all__ = [
     "Error",
     "error_cells",
     "is_worse",
+    "relative",
     "worse_words",
 ]

@@ -1,8 +1,10 @@
-"""The tables that `r18 bench` prints."""
+"""The tables that `r18 bench` prints, and its times as `pytest-benchmark` writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tabulate import tabulate
 
@@ -151,6 +153,73 @@ def judged(rows: Sequence[Row]) -> str:
         f"outputs of {len(rows)} rows judged against float64: at most {worst.loss:.3g} of what is "
         f"allowed ({worst.backend}, {worst.precision}, batch {worst.batch})"
     )
+
+
+def pytest_benchmark(
+    rows: Sequence[Row], network: str, machine: Mapping[str, Any], now: str
+) -> dict[str, Any]:
+    """The rows as a JSON file of pytest-benchmark: seconds of a batch, without its `commit_info`.
+
+    machine: as `r18.machine.machine` has it. now: the time, in ISO 8601.
+    """
+    return {
+        "machine_info": {"node": "", **machine},
+        "commit_info": {"id": "unknown", "time": None, "dirty": False, "branch": "unknown"},
+        "benchmarks": [_benchmark(row, network) for row in rows],
+        "datetime": now,
+        "version": PYTEST_BENCHMARK,
+    }
+
+
+PYTEST_BENCHMARK = "5.2.3"
+"""The version whose fields are written."""
+
+
+def _benchmark(row: Row, network: str) -> dict[str, Any]:
+    params = {"precision": row.precision, "batch": row.batch, "device": row.device_kind}
+    label = f"{row.backend}[{'-'.join(map(str, params.values()))}]"
+    extra = {"device": row.device, "ratio": row.ratio, "images_per_second": row.images_per_second}
+    return {
+        "group": f"{network}, {row.precision}, batch {row.batch}",
+        "name": label,
+        "fullname": f"{network}::{label}",
+        "params": params,
+        "param": None,
+        "extra_info": extra | {"error": row.error and row.error.to_json()},
+        "options": {"warmup": row.warmup},
+        "stats": _stats([sample / 1e3 for sample in row.samples_ms]),
+    }
+
+
+def _stats(seconds: list[float]) -> dict[str, Any]:
+    """As pytest-benchmark's `Stats`: outliers lie beyond a deviation, and beyond 1.5 quartiles."""
+    mean, rounds = statistics.fmean(seconds), len(seconds)
+    one = rounds == 1
+    deviation = 0.0 if one else statistics.stdev(seconds)
+    q1, median, q3 = seconds * 3 if one else statistics.quantiles(seconds, method="inclusive")
+    iqr = q3 - q1
+    inside = [t for t in seconds if q1 - 1.5 * iqr <= t <= q3 + 1.5 * iqr]
+    beyond = sum(abs(t - mean) > deviation for t in seconds)
+    return {
+        "min": min(seconds),
+        "max": max(seconds),
+        "mean": mean,
+        "stddev": deviation,
+        "rounds": rounds,
+        "median": median,
+        "iqr": iqr,
+        "q1": q1,
+        "q3": q3,
+        "iqr_outliers": rounds - len(inside),
+        "stddev_outliers": beyond,
+        "outliers": f"{beyond};{rounds - len(inside)}",
+        "ld15iqr": min(inside),
+        "hd15iqr": max(inside),
+        "ops": 1 / mean,
+        "total": sum(seconds),
+        "data": seconds,
+        "iterations": 1,
+    }
 
 
 def _digits(value: float) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from r18.atomic import write_text
 from r18.backend.registry import VARIABLE
 from r18.bench import tables
 from r18.bench.baselines import MODES
@@ -31,7 +33,7 @@ from r18.cli.options import (
 )
 from r18.machine import set_threads
 from r18.progress import run_progress
-from r18.records import FOLDER
+from r18.records import FOLDER, now
 
 BackendNames = Annotated[
     str | None,
@@ -76,6 +78,15 @@ Cold = Annotated[
     typer.Option("--cold", help="Also time each with caches that are overwritten before each run."),
 ]
 
+BenchmarkFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--benchmark-json",
+        metavar="FILE",
+        help="Also write the times as pytest-benchmark does, for its compare and for CIs.",
+    ),
+]
+
 
 def bench(
     backends: BackendNames = None,
@@ -96,6 +107,7 @@ def bench(
     cold: Cold = False,
     record: Record = False,
     records: RecordFolder = FOLDER,
+    benchmark: BenchmarkFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Time backends in turns, next to their baselines, in one table, with their errors.
@@ -108,11 +120,9 @@ def bench(
     where each run reads the previous one's again. --cold and --from-host have tables of their own.
 
     A contender of one algorithm uses it for every step that it takes, and preferred kernels for
-    the others. In a record, a run replaces all rows of its network, precision, fusion and batch.
-
-    A backend named here must run; of `all`, those that cannot run are reported on stderr, as are a
-    busy machine, more threads than CPUs, and rows whose times spread widely. Peak memory is how far
-    the process grew (Linux, CPU).
+    others. A recorded run replaces all rows of its network, precision, fusion and batch. A backend
+    named here must run; of `all`, those that cannot are reported on stderr, as are a busy machine
+    and rows whose times spread widely. Peak memory is the process's growth (Linux, CPU).
 
     Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
@@ -134,9 +144,18 @@ def bench(
     with run_progress() as progress:
         result = run_bench(request, on_left_out=_say_left_out, progress=progress)
     _say_notes(result)
+    _write_benchmark(benchmark, result)
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _text(request, result))
     if result.wrong:
         raise typer.Exit(FOUND)
+
+
+def _write_benchmark(file: Path | None, result: Result) -> None:
+    """As pytest-benchmark does, if a file was named."""
+    if file is not None:
+        head = result.head
+        data = tables.pytest_benchmark(result.rows, head["network"], head["machine"], now())
+        write_text(file, json.dumps(data, indent=2) + "\n")
 
 
 def _named(asked: str) -> list[str] | None:

@@ -1,4 +1,6 @@
-"""`r18 demo`: a picture classified, timed next to PyTorch, and a planted bug found.
+"""`r18 demo`: a picture classified, a planted bug found, the network timed next to PyTorch.
+
+`parts` has the order; what needs PyTorch is in `heavy`, which a second process runs (`second`).
 
 Registered by the entry-point group `r18.commands`, as another package's command would be.
 `tools/draw_demo_picture.py` draws the picture.

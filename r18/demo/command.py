@@ -9,7 +9,7 @@ import typer
 
 from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, NetworkName, asked_backend
-from r18.demo.parts import Request
+from r18.demo.part import Request
 from r18.demo.parts import demo as parts_of
 from r18.stopwatch import stopwatch
 from r18.weights import SOURCES
@@ -30,7 +30,7 @@ def demo(
     backend: BackendName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Classify a picture, time the network next to PyTorch, and find a planted bug.
+    """Classify a picture, find a planted bug, and time the network next to PyTorch.
 
     Needs no file and writes none, except to the caches of weights and of compiled code. What needs
     a package that is not installed is left out and says so. The second start is faster, because

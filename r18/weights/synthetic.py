@@ -38,6 +38,8 @@ WEIGHT_BITS = 11
 """Weights of the measuring run are integers of at most 2^WEIGHT_BITS in magnitude."""
 SAMPLES = 98
 """Positions that each BatchNorm's statistics come from, at least: two images of 7×7."""
+RUN = 1 << 14
+"""Random numbers that are made at a time: their words stay in the cache."""
 COLUMNS = 1 << 22
 """Elements of the largest im2col matrix: 32 MiB."""
 
@@ -91,13 +93,21 @@ def normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Floats:
 
     The lanes give 18 bits; 32 bits of a second word go below them, so that mantissas are full.
     """
-    first, second = _words(seed, name, 2 * math.prod(shape)).reshape(2, -1)
-    lanes = np.zeros(first.shape, dtype=np.int64)
-    for shift in (0, 16, 32, 48):
-        lanes += ((first >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64)
-    lanes = ((lanes - 2 * 0xFFFF) << 32) + (second >> np.uint64(32)).astype(np.int64)
+    count = math.prod(shape)
+    first, second = _words(seed, name, 2 * count).reshape(2, -1)
     one = math.sqrt(4 * (2.0**32 - 1) / 12) * 2.0**32  # the standard deviation of `lanes`
-    return (lanes.astype(np.float64) * (std / one)).reshape(shape)
+    found = np.empty(count)
+    for start in range(0, count, RUN):
+        words = first[start : start + RUN]
+        lanes = words & np.uint64(0xFFFF)
+        for shift in (16, 32, 48):
+            lanes += (words >> np.uint64(shift)) & np.uint64(0xFFFF)
+        signed = lanes.view(np.int64)
+        signed -= 2 * 0xFFFF
+        signed <<= 32
+        signed += (second[start : start + RUN] >> np.uint64(32)).view(np.int64)
+        np.multiply(signed.astype(np.float64), std / one, out=found[start : start + RUN])
+    return found.reshape(shape)
 
 
 # -- the measuring run -----------------------------------------------------------------------

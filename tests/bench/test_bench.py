@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import commands
 from r18.backend import Array, CompileOptions, DeviceInfo, StepTime
 from r18.backend.registry import load_backend
 from r18.bench.baselines import PEER, FedTorchvision, Way
@@ -22,7 +24,7 @@ from r18.bench.contenders import contenders, peer_contender
 from r18.bench.inputs.from_host import STRETCHES
 from r18.bench.rows import PACES, Contender, Row, with_ratios
 from r18.bench.run import Result
-from r18.bench.tables import from_host_table, step_table, table
+from r18.bench.tables import from_host_table, pytest_benchmark, step_table, table
 from r18.bench.timing import bench, random_images, rotated
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.graph.resnet import resnet18, tiny
@@ -533,6 +535,40 @@ def test_json_has_every_field_and_what_is_derived() -> None:
     assert {"median_ms", "p10_ms", "p90_ms", "images_per_second"} <= data.keys()
     assert {"backend", "device", "device_kind", "precision", "fusion", "batch"} <= data.keys()
     assert {"warmup", "repeat", "ratio", "arena_nbytes", "peak_rss_nbytes"} <= data.keys()
+
+
+def test_times_as_pytest_benchmark_writes_them() -> None:
+    """By the definitions of its `Stats`, in seconds."""
+    data = pytest_benchmark(
+        [row(0, samples_ms=(1.0, 2.0, 3.0, 4.0, 90.0))], "tiny", {"cpus": 2}, ""
+    )
+    (found,) = data["benchmarks"]
+    assert (found["group"], found["fullname"]) == ("tiny, fp32, batch 4", "tiny::x[fp32-4-cpu]")
+    stats = found["stats"]
+    assert stats["data"] == [0.001, 0.002, 0.003, 0.004, 0.09]
+    assert (stats["min"], stats["median"], stats["max"]) == (0.001, 0.003, 0.09)
+    assert stats["mean"] == pytest.approx(0.02)
+    assert stats["ops"] == pytest.approx(50)
+    assert stats["stddev"] == pytest.approx(0.0391472, rel=1e-5)
+    assert (stats["q1"], stats["q3"], stats["iqr"]) == pytest.approx((0.002, 0.004, 0.002))
+    assert stats["outliers"] == "1;1"
+    assert (stats["ld15iqr"], stats["hd15iqr"], stats["rounds"]) == (0.001, 0.004, 5)
+    (alone,) = pytest_benchmark([row(0, samples_ms=(5.0,))], "tiny", {}, "")["benchmarks"]
+    assert (alone["stats"]["stddev"], alone["stats"]["iqr"]) == (0, 0)
+    json.dumps(data, allow_nan=False)
+
+
+def test_the_command_writes_a_file_for_pytest_benchmark(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    done = commands.r18(
+        *("bench", "--backends", "numpy", "--network", "tiny", "--batch", "1", "--repeat", "3"),
+        *("--warmup", "0", "--benchmark-json", file),
+    )
+    assert done.code == 0, done.err
+    data = json.loads(file.read_text("utf-8"))
+    assert [one["name"] for one in data["benchmarks"]] == ["numpy[fp32-1-cpu]"]
+    assert data["benchmarks"][0]["stats"]["rounds"] == 3
+    assert data["benchmarks"][0]["extra_info"]["error"]["relative"] > 0
 
 
 def test_the_table_leaves_out_what_is_not_known() -> None:

@@ -19,7 +19,16 @@ from r18.backend import Array, CompileOptions, DeviceInfo
 from r18.backend.registry import load_backend
 from r18.bench.baselines import PEER, Way
 from r18.bench.contenders import contenders, peer_contender, program_contender
-from r18.bench.error import EXACT, INTEGERS, NONE, Error, error_cells, is_worse, worse_words
+from r18.bench.error import (
+    EXACT,
+    INTEGERS,
+    NONE,
+    Error,
+    error_cells,
+    is_worse,
+    relative,
+    worse_words,
+)
 from r18.bench.rows import Contender, Row, with_ratios
 from r18.bench.run import Result
 from r18.bench.tables import table
@@ -28,7 +37,7 @@ from r18.cpu import model_slug
 from r18.errors import ShapeError, UsageError, WeightsError
 from r18.graph.resnet import resnet18
 from r18_oracle.network.checkpoints import seeded_images
-from r18_oracle.network.output_errors import IMAGES, SEED, OutputErrors, relative
+from r18_oracle.network.output_errors import IMAGES, SEED, OutputErrors
 from support import ROOT, random_weights
 
 SMALL = resnet18(image_size=32, classes=12)

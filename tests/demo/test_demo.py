@@ -1,42 +1,60 @@
-"""`r18 demo`: its parts on a small network, what it leaves out, and its picture."""
+"""`r18 demo`: its parts on a small network, what it leaves out, its second process, its picture."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import runpy
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import commands
-from r18.demo import parts, planted
-from r18.demo.parts import PICTURE, Part, Request, demo
-from r18.errors import UsageError, WeightsError
-from r18.graph.resnet import resnet18
-from r18.weights import sources
-from support import ROOT
+from r18.backend import CompileOptions
+from r18.backend.registry import get_backend
+from r18.bench.error import relative
+from r18.demo import heavy, parts, planted, speed
+from r18.demo.layers import LayerByLayer, layers
+from r18.demo.part import Part, Request
+from r18.demo.parts import PICTURE, demo
+from r18.demo.second import Second
+from r18.errors import R18Error, UsageError, WeightsError
+from r18.graph.resnet import network, resnet18
+from r18.weights import load_weights, sources
+from support import ROOT, random_weights
 
 TOOL = ROOT / "tools" / "draw_demo_picture.py"
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Part]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demonstration runs."""
+    return tmp_path_factory.mktemp("here")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Part]:
     """The parts on `tiny` and numpy, by their first words."""
-    return {part.title.split(",")[0]: part for part in demo(Request("tiny", "", "numpy"))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
+        return {part.title.split(",")[0]: part for part in demo(Request("tiny", "", "numpy"))}
 
 
 def test_the_parts_come_in_order(found: dict[str, Part]) -> None:
-    classes, speed, bug = found.values()
-    assert [classes.title, speed.title] == [
+    assert [part.title for part in found.values()] == [
         "the 5 most probable classes",
+        "a planted bug: a global average that divides by H·W − 1",
         "speed, float32, one image at a time",
+        "in a second process",
     ]
-    assert bug.title == "a planted bug: a global average that divides by H·W − 1"
     assert all(part.ok and part.seconds > 0 for part in found.values())
 
 
@@ -52,35 +70,147 @@ def test_the_classes_are_those_of_classify(found: dict[str, Part]) -> None:
     assert part.lines[-2].startswith("weights 'imagenet' exist for resnet18, resnet34")
 
 
-def test_the_speed_is_that_of_bench(found: dict[str, Part]) -> None:
+def test_the_speed_is_next_to_pytorch_s(found: dict[str, Part]) -> None:
     part = found["speed"]
+    own, theirs = part.data["rows"]
+    assert (own["name"], theirs["name"]) == ("numpy", "PyTorch, eager mode")
+    for row in (own, theirs):
+        assert 0 < row["p10_ms"] <= row["median_ms"] <= row["p90_ms"]
+    assert part.data["time_over_pytorch"] == own["median_ms"] / theirs["median_ms"]
+    assert part.data["left_out"] == []
+    assert all("error " in line and "e-0" in line for line in part.lines[:2])
+
+
+@pytest.mark.usefixtures("found")
+def test_no_file_is_left(folder: Path) -> None:
+    assert list(folder.iterdir()) == []
+
+
+def test_what_took_the_time_is_said(found: dict[str, Part]) -> None:
+    part = found["in a second process"]
+    assert list(part.data["parts"]) == [
+        "start of Python, imports",
+        "PyTorch imported",
+        "the oracle imported",
+        "a planted bug",
+        "PyTorch's network made",
+        "PyTorch in float64",
+        "PyTorch timed",
+        "other",
+    ]
+    assert part.seconds == pytest.approx(sum(part.data["parts"].values()), abs=0.01)
+    assert part.lines[1].split()[-1] == f"{part.data['parts']['PyTorch imported']:.3f}"
+
+
+def test_without_pytorch_ours_is_timed_alone() -> None:
+    class Without:
+        """A second process without PyTorch."""
+
+        def answer(self) -> str:
+            return "it does not import"
+
+    backend = get_backend("numpy")
+    schedule = network("tiny")
+    program = backend.compile(schedule, load_weights("synthetic", schedule), CompileOptions())
+    second: Any = Without()
+    part = speed.speed("auto", backend.probe(), program, speed.images_for(schedule), second)
     (row,) = part.data["rows"]
     assert row["name"] == "numpy"
-    assert 0 < row["p10_ms"] <= row["median_ms"] <= row["p90_ms"]
     assert part.data["time_over_pytorch"] is None
-    (left_out,) = part.data["left_out"]
-    assert left_out.endswith("torchvision has no 'tiny'")
-    assert left_out in part.lines
+    assert part.data["left_out"] == ["left out: PyTorch, eager mode: it does not import"]
+    assert part.data["left_out"][0] in part.lines
+    assert "error" not in part.lines[0]
+    assert part.lines[1].startswith("numpy is the readable reference; ")
 
 
 def test_the_ratio_is_by_medians(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run of which the times are known."""
+    from r18.bench.baselines import PEER
     from r18.bench.rows import Row, with_ratios
     from r18.bench.run import Result
 
     def row(name: str, *samples: float) -> Row:
         return Row(name, "CPU", "cpu", "fp32", "all", 1, 2, len(samples), samples)
 
-    rows = with_ratios([row("numba-cpu", 10, 20, 21), row(parts.PEER, 50, 50, 90)])
+    rows = with_ratios([row("numba-cpu", 10, 20, 21), row(PEER, 50, 50, 90)])
     result = Result(rows, [], {"machine": {}}, ())
-    monkeypatch.setattr(Result, "warnings", ["the machine is busy"])
-    monkeypatch.setattr(parts, "run_bench", lambda request, on_left_out: result)
-    part = parts._speed(Request(), "synthetic:0")
+    monkeypatch.setattr(Result, "warnings", [f"{PEER}: the machine is busy"])
+    part = speed.part_of(result, [], "auto")
     assert part.data["time_over_pytorch"] == 0.4
     assert part.lines[0] == "      20 ms  numba-cpu (p10..p90 12..20.8)"
-    assert part.lines[1].endswith("PyTorch in eager mode (p10..p90 50..82)")
+    assert part.lines[1] == "      50 ms  PyTorch, eager mode (p10..p90 50..82)"
     assert part.lines[2].startswith("numba-cpu runs at 2.50 times the speed of PyTorch, by medians")
-    assert part.lines[-1] == "warning: the machine is busy"
+    assert part.lines[-1] == "warning: PyTorch, eager mode: the machine is busy"
+
+
+# -- PyTorch, layer by layer -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnext50_32x4d"])
+def test_pytorch_computes_what_torchvision_s_module_does(name: str) -> None:
+    """To the bit, so its time stands for that of torchvision's."""
+    import torchvision
+
+    schedule = network(name)
+    weights = random_weights(schedule, 0)
+    module = torchvision.models.get_model(name)
+    values = {key: torch.from_numpy(array) for key, array in weights.items()}
+    missing, unexpected = module.load_state_dict(values, strict=False)
+    assert not unexpected
+    assert all(key.endswith("num_batches_tracked") for key in missing)
+    images = torch.randn(1, 3, 96, 64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.equal(layers(schedule, weights)(images), module.eval()(images))
+
+
+def test_pytorch_in_float64_is_nearer_to_the_truth() -> None:
+    schedule = network("tiny")
+    weights = random_weights(schedule, 0)
+    runner = LayerByLayer("cpu", schedule, weights, "fp32")
+    (images,) = speed.images_for(schedule)
+    runner.load(images)
+    runner.run()
+    (exact,) = runner.exact([images])
+    assert exact.dtype == np.float64
+    assert 0 < relative(runner.fetch(), exact) < 1e-5
+
+
+# -- the second process ------------------------------------------------------------------------
+
+
+class Served:
+    """What a second process serves in these tests."""
+
+    def double(self, number: int) -> int:
+        return 2 * number
+
+    def fail(self) -> None:
+        raise ValueError("on purpose")
+
+    def end(self) -> None:
+        os._exit(7)
+
+
+def test_calls_are_answered_in_order() -> None:
+    with closing(Second(Served)) as second:
+        second.ask("double", 3)
+        second.ask("double", 4)
+        assert [second.answer(), second.answer()] == [6, 8]
+        with pytest.raises(
+            R18Error, match=r"(?s)the second process failed:.*ValueError: on purpose"
+        ):
+            second.call("fail")
+        assert second.call("double", 5) == 10
+        names = [name for name, _ in second.seconds()]
+        assert names == ["start of Python, imports", "other", "total"]
+        second.ask("end")
+        with pytest.raises(R18Error, match="the second process ended with exit code 7"):
+            second.answer()
+        with pytest.raises(R18Error, match="the second process ended with exit code 7"):
+            second.ask("double", 6)
+
+
+# -- a planted bug -----------------------------------------------------------------------------
 
 
 def test_the_bug_is_found_and_the_mended_kernel_accepted(found: dict[str, Part]) -> None:
@@ -115,8 +245,8 @@ def test_an_oracle_at_fault_is_an_error(
         if finding := wrong if kernel is planted.divides_by_one_less else right:
             raise AssertionError(finding)
 
-    monkeypatch.setattr(parts, "hook", lambda name, asked_by: judge)
-    part = parts._bug()
+    monkeypatch.setattr(heavy, "hook", lambda name, asked_by: judge)
+    part = heavy.bug()
     assert not part.ok
     assert said in part.lines
 
@@ -128,7 +258,7 @@ def test_an_oracle_at_fault_is_an_error(
 
 def test_without_an_oracle_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("r18.hooks.entry_points", lambda group: [])
-    part = parts._bug()
+    part = heavy.bug()
     assert part.ok
     assert part.lines == (
         "left out:",

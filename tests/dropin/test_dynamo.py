@@ -18,7 +18,7 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 import torchvision
-from test_family import check_like, pixels, seeded
+from test_family import check_like, pixels, seeded, undrawn
 from test_family import small as small_resnet
 from torch import nn
 from torch._dynamo.backends import registry
@@ -158,12 +158,14 @@ def test_the_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 # -- whole ResNets -----------------------------------------------------------------------------
 
 
-def test_resnet18_is_one_program(run: Run) -> None:
-    model = seeded(torchvision.models.resnet18(num_classes=7), FAMILY["resnet18"])
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_torchvisions_resnet_is_one_program(name: str, run: Run) -> None:
+    with undrawn():
+        model = seeded(torchvision.models.get_model(name, num_classes=7), FAMILY[name])
     images = pixels((32, 40))
     report, found = run(model, images)
     (line,) = report.ours
-    assert "resnet18 of 2×3×32×40" in line
+    assert f"{name} of 2×3×32×40" in line
     assert not report.rest
     assert report.backend == FAST
     check_like(model, images, found, FAST)

@@ -6,7 +6,7 @@ import torch
 
 import r18
 
-LIBRARY, NEEDS = "Numba", ("numba",)
+LIBRARY, NEEDS = "Numba", ("numba", "scipy")
 
 
 @r18.check.kernel(like=torch.matmul, arrays="numpy")

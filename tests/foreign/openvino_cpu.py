@@ -16,6 +16,7 @@ FAULTS = {
     "applied to the rows too",
     "softmax": "a row that holds NaN gives numbers in place of NaN",
 }
+FAULTS_WITH = {"conv2d": "AVX-512"}
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from commands import tool
 from r18 import records
 from r18.cpu import cpu
+from r18.errors import UnknownName
 from r18.records.kinds import Check
 from r18.report.tables import rendered
 from support import ROOT
@@ -61,6 +63,25 @@ def test_a_library_that_is_missing_is_skipped_by_name(
     foreign = TOOL["Foreign"].of(tmp_path / "no_cpu.py")
     with pytest.raises(TOOL["Skipped"], match="Nothing: no_such_module is not installed"):
         foreign.device()
+
+
+def test_a_fault_of_other_instructions_is_not_expected_here(tmp_path: Path) -> None:
+    """And the record keeps what a CPU with them showed."""
+    text = (
+        'LIBRARY, NEEDS = "PyTorch", ("torch",)\nFAULTS = {"relu": "of another CPU"}\n'
+        'FAULTS_WITH = {"relu": "no CPU\'s"}\n'
+        '@r18.check.kernel(like="relu", arrays="torch")\ndef relu(x):\n    return x\n'
+    )
+    file = tmp_path / "other_cpu.py"
+    file.write_text(text, "utf-8")
+    foreign = TOOL["Foreign"].of(file)
+    assert foreign.lacking("relu") == "no CPU's"
+    known = next(iter(cpu().instructions), "")
+    assert replace(foreign, faults_with={"relu": known}).lacking("relu") == ""
+    assert replace(foreign, faults_with={}).lacking("relu") == ""
+    file.write_text(text.replace('FAULTS_WITH = {"relu"', 'FAULTS_WITH = {"gelu"'), "utf-8")
+    with pytest.raises(UnknownName, match="unknown fault"):
+        TOOL["Foreign"].of(file)
 
 
 def test_a_run_of_nothing_is_refused() -> None:

@@ -12,6 +12,7 @@ FAULTS = {
     "conv2d_bfloat16": "an infinity or NaN in a pixel that the stride skips makes the output next "
     "to it NaN",
 }
+FAULTS_WITH = {"conv2d_bfloat16": "AVX-512 BF16"}
 warnings.filterwarnings("ignore", "TF32 acceleration")  # at each change of oneDNN's flags
 
 

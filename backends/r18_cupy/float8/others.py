@@ -31,7 +31,8 @@ RGB, RGB_PIXELS = 3, 4  # channels, and pixels per thread
 RUN = 4  # elements per thread of an image whose layout stays
 WIDTH = 16  # channels per thread of max-pooling, in NHWC
 LANES, WARPS, WORD = 32, 8, 4  # of kernels/float8/gap.cu
-TILE_SAMPLES = TILE_FEATURES = 32  # of a block of kernels/float8/linear.cu
+TILE_SAMPLES = TILE_FEATURES = 32  # of a block of kernels/float8/linear.cu,
+TILE_THREADS = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +184,7 @@ class ScaledWarpDot(ScaledLinearKernel):
 
     algorithm = "warp_dot"
 
-    largest_batch: int = 16
+    largest_batch: int = 64
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -219,7 +220,7 @@ class ScaledTiledLinear(ScaledLinearKernel):
         features = cast(ScaledLinear, problem.op).linear.out_features
         blocks = ceil_div(problem.batch, TILE_SAMPLES) * ceil_div(features, TILE_FEATURES)
         (entry,) = self.entries()
-        block = (THREADS, 1, 1)
+        block = (TILE_THREADS, 1, 1)
         return (GridLaunch(entry, (blocks, 1, 1), block, self.arguments(problem), overlaps=True),)
 
 

@@ -15,7 +15,8 @@ Wanted = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="FILE.py:FUNCTION, MODULE:FUNCTION, a file of marked functions or of a ModelNew "
-        "(KernelBench), a solution (FlashInfer-Bench), or a folder of BackendBench.",
+        "(KernelBench), a solution (FlashInfer-Bench), a folder of BackendBench, or a kernel of "
+        "Hugging Face's: ORGANISATION/KERNEL@VERSION:FUNCTION, or a folder with its build.",
     ),
 ]
 Like = Annotated[

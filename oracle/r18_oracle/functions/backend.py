@@ -147,11 +147,22 @@ class FunctionKernel(Kernel):
         arrays = [
             None if index is None else self.arrays.view(*given[index]) for _, index in call.arrays
         ]
-        positional, named = self.signature.bound(call, arrays)
+        out = self._written(problem, output, dtype)
+        positional, named = self.signature.bound(call, arrays, out)
         with self.arrays.running(stream):
             self.arrays.poison(output, math.prod(problem.output) * dtype.itemsize)
             result = self.function(*positional, **named)
-            self.arrays.keep(result, output, problem.output, dtype)
+            if out is None or (result is not None and result is not out):
+                self.arrays.keep(result, output, problem.output, dtype)
+
+    def _written(self, problem: Problem, output: Buffer, dtype: np.dtype[Any]) -> Any:
+        """What a function writes its result to, in the operator's shape; None if it returns it."""
+        if not self.signature.writes:
+            return None
+        shape = problem.output
+        if self.like.name == "adaptive_avg_pool2d":
+            shape = (*shape, 1, 1)
+        return self.arrays.view(output, shape, dtype)
 
 
 def _is_winograd(problem: Problem) -> bool:

@@ -1,7 +1,8 @@
 """Binding the arguments of a call to the parameters that a function has.
 
 Arrays go by position, since everybody names them differently; settings go by name where the
-function has that name, and by position where it has none of the names but enough parameters.
+function has that name, and by position where it has none of the names but enough parameters. A
+first parameter that is called `out` gets memory for the result, as in `relu(out, x)`.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ from typing import Any
 
 from r18_oracle.functions.likes import Call, Setting
 
+OUT = "out"
+"""A first parameter of this name is written to."""
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a function.
+    """The parameters of a function, without an `OUT` in front.
 
     positional: their names, in order. named: those that can be given by name. any_position,
     any_name: whether it has `*args`, `**kwargs`, or a signature that Python does not know.
+    writes: whether there is an `OUT` in front.
     """
 
     positional: tuple[str, ...]
     named: frozenset[str]
     any_position: bool
     any_name: bool
+    writes: bool = False
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Signature:
@@ -38,11 +43,13 @@ class Signature:
         positional = tuple(p.name for p in found if p.kind in POSITIONAL)
         keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         kinds = {p.kind for p in found}
+        writes = positional[:1] == (OUT,)
         return cls(
-            positional,
-            frozenset(p.name for p in found if p.kind in keyword),
+            positional[1:] if writes else positional,
+            frozenset(p.name for p in found if p.kind in keyword) - {OUT},
             inspect.Parameter.VAR_POSITIONAL in kinds,
             inspect.Parameter.VAR_KEYWORD in kinds,
+            writes,
         )
 
     def refusal(self, call: Call) -> str | None:
@@ -57,12 +64,17 @@ class Signature:
                 return f"takes no {setting.name}"
         return None
 
-    def bound(self, call: Call, arrays: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and named arguments. arrays: one for each of the call's, None where it is."""
+    def bound(
+        self, call: Call, arrays: list[Any], out: Any = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and named arguments.
+
+        arrays: one for each of the call's, None where it is. out: what it `writes`, if it does.
+        """
         room = len(arrays) if self.any_position else len(self.positional)
         given = arrays[:room]
         by_position, by_name, _ = self._settings(call)
-        return [*given, *by_position], by_name
+        return [*([out] if self.writes else ()), *given, *by_position], by_name
 
     def _settings(self, call: Call) -> tuple[list[Any], dict[str, Any], list[Setting]]:
         """The settings given by position, those given by name, and those that find no parameter."""

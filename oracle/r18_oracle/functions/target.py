@@ -25,7 +25,7 @@ from r18_oracle.functions.arithmetic import Arithmetic, arithmetic_of, expected_
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.functions.kinds import arrays_of
 from r18_oracle.functions.likes import LIKES, Like, like_of
-from r18_oracle.functions.suites import backendbench, flashinfer, kernelbench
+from r18_oracle.functions.suites import backendbench, flashinfer, hub, kernelbench
 from r18_oracle.functions.suites.adapted import Adapted
 
 SCHEME = "check:"
@@ -143,8 +143,9 @@ def _is_same(function: object, place: str, known: Any = None) -> bool:
     else:
         wanted = Path(owner).resolve()
         for one in list(sys.modules.values()):
-            found = getattr(one, "__file__", None)
-            if found and Path(found).resolve() == wanted:
+            found = getattr(one, "__file__", None) or ""
+            # To resolve the paths of all modules takes a quarter of a second.
+            if Path(found).name == Path(owner).name and Path(found).resolve() == wanted:
                 module = one
     for part in path.split("."):
         module = getattr(module, part, None)
@@ -171,6 +172,8 @@ def function_at(place: str) -> Callable[..., Any]:
             found = _solution(owner)
         elif owner.endswith(".py"):
             found = _attribute(module_of_file(re.split(JOINED, owner)[-1]), path, owner)
+        elif hub.is_kernel(owner):
+            found = _attribute(hub.module_of(owner), path, owner)
         else:
             found = named_object(owner, path)
     except (BackendUnavailable, UsageError):

@@ -9,7 +9,7 @@ import numpy as np
 from r18.backend import Array, CompileOptions
 from r18.bench.baselines import peers_precision
 from r18.bench.baselines.ways import PEERS
-from r18.bench.error import FLOAT64, INTEGERS, Error
+from r18.bench.error import FLOAT64, INTEGERS, Error, relative
 from r18.bench.rows import Contender, Runner
 from r18.errors import ShapeError
 from r18.graph.precision import INT8
@@ -81,19 +81,4 @@ class OutputErrors:
         return self._expected[reference]
 
 
-def relative(got: Array, expected: Array) -> float:
-    """‖got − expected‖₂ / ‖expected‖₂, in float64; infinite if a value is not finite.
-
-    0 for equal arrays, infinite for others where the reference is 0.
-    """
-    wide = got.astype(np.float64)
-    if not np.isfinite(wide).all():
-        return float(np.inf)
-    lost = float(np.linalg.norm(wide - expected))
-    if lost == 0:
-        return 0.0
-    size = float(np.linalg.norm(expected))
-    return lost / size if size else float(np.inf)
-
-
-__all__ = ["IMAGES", "SEED", "OutputErrors", "relative"]
+__all__ = ["IMAGES", "SEED", "OutputErrors"]

@@ -72,6 +72,10 @@ def on_host(output: Any) -> Array:
     return found.copy()
 
 
+def _missing(way: Way, error: ImportError) -> BackendUnavailable:
+    return BackendUnavailable(way.name, f"it does not import: {error}", "pip install 'r18[torch]'")
+
+
 class Torchvision:
     """torchvision's module with the schedule's weights. See `r18.bench.rows.Runner`.
 
@@ -92,11 +96,8 @@ class Torchvision:
     ) -> None:
         try:
             import torch
-            import torchvision
         except ImportError as error:
-            raise BackendUnavailable(
-                way.name, f"it does not import: {error}", "pip install 'r18[torch]'"
-            ) from error
+            raise _missing(way, error) from error
         dtypes = {
             "fp32": torch.float32,
             "fp16x3": torch.float32,
@@ -115,13 +116,7 @@ class Torchvision:
             raise BackendUnavailable(way.name, f"it has no {precision} on {kind}")
         if way.mode != "eager" and not self._cuda:
             raise BackendUnavailable(way.name, f"'{way.mode}' is for CUDA graphs, not for {kind}")
-        if schedule.name not in TORCHVISION or schedule.level != "none":
-            raise BackendUnavailable(way.name, f"torchvision has no '{schedule.name}'")
-        classes = schedule.shapes(1)[schedule.output][1]
-        module = getattr(torchvision.models, schedule.name)(num_classes=classes)
-        state = {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
-        counters = [name for name in module.state_dict() if name.endswith("num_batches_tracked")]
-        module.load_state_dict(state | {name: torch.tensor(0) for name in counters})
+        module = self._made(schedule, weights)
         self._device, self._dtype = place(kind), dtypes[precision]
         channels_last = way.channels_last or (not self._cuda and precision == "bf16")
         self._format: Any = torch.channels_last if channels_last else torch.contiguous_format
@@ -170,6 +165,22 @@ class Torchvision:
 
     def close(self) -> None:
         self._switch(*self._before)
+
+    def _made(self, schedule: Schedule, weights: Mapping[str, Array]) -> Any:
+        """The module, with these weights."""
+        try:
+            import torchvision
+        except ImportError as error:
+            raise _missing(self._way, error) from error
+        if schedule.name not in TORCHVISION or schedule.level != "none":
+            raise BackendUnavailable(self._way.name, f"torchvision has no '{schedule.name}'")
+        torch = self._torch
+        classes = schedule.shapes(1)[schedule.output][1]
+        module = getattr(torchvision.models, schedule.name)(num_classes=classes)
+        state = {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
+        counters = [name for name in module.state_dict() if name.endswith("num_batches_tracked")]
+        module.load_state_dict(state | {name: torch.tensor(0) for name in counters})
+        return module
 
     # -- how it runs ---------------------------------------------------------------------------
 

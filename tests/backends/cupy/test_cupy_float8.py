@@ -40,6 +40,7 @@ from r18_cupy.float8.direct import ScaledDirect
 from r18_cupy.float8.few_channels_mma import ScaledFewChannelsMma
 from r18_cupy.float8.implicit_gemm_wgmma import TILES, ScaledImplicitGemmWgmma
 from r18_cupy.float8.kernel import FRACTION
+from r18_cupy.float8.stem_wgmma import ScaledStemWgmma
 from r18_cupy.float8.wgmma import PROMOTED, ScaledWgmmaConv
 from r18_cupy.float8.wgmma_halo import (
     HALO_TILES,
@@ -233,7 +234,8 @@ def test_contracts_say_what_a_unit_keeps() -> None:
     assert FRACTIONS[FP8.multiply] == FRACTION
     for kernel in KERNELS:
         assert objection(kernel) is None, kernel.id
-        on_tensor_cores = isinstance(kernel, ScaledWgmmaConv | ScaledFewChannelsMma)
+        kinds = ScaledWgmmaConv | ScaledFewChannelsMma | ScaledStemWgmma
+        on_tensor_cores = isinstance(kernel, kinds)
         assert bool(kernel.contract.fraction) == on_tensor_cores
 
 

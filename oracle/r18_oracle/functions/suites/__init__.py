@@ -5,6 +5,7 @@
    arguments of an ATen operator.
 3. `kernelbench` takes a `ModelNew` and the `Model` that it replaces, if that is one operator.
 4. `flashinfer` reads a FlashInfer-Bench solution of a matrix product.
+5. `hub` imports a kernel by Hugging Face's package `kernels`, whose functions need no adapter.
 
 A suite's own inputs and tolerances are not used: only its calling convention is.
 """
