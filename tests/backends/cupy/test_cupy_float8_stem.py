@@ -282,7 +282,7 @@ def test_the_stem_is_one_step_on_hopper(network: type[resnet18]) -> None:  # typ
         first, second, *_ = make_plan(On(capability("sm_90")), schedule, options).steps
         assert first.kernel.id == KERNEL.id == "cupy/sconv2d_maxpool2d/few_channels_wgmma/fp8/nhwc"
         assert first.problem.op.input_storage == ("float32",)
-        assert second.kernel.algorithm == "implicit_gemm_wgmma"
+        assert second.kernel.algorithm.startswith("implicit_gemm_wgmma")
     apart = make_plan(On(capability("sm_89")), schedule, options).steps
     assert [step.problem.op.name for step in apart[:3]] == ["scale", "sconv2d", "maxpool2d"]
 
