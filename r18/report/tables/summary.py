@@ -10,13 +10,14 @@ from r18.bench.baselines import PEER, TORCH
 from r18.bench.error import NONE, error_cells
 from r18.bench.record import group_name
 from r18.errors import UsageError
-from r18.graph.precision import INT8, PRECISIONS
+from r18.graph.precision import FP8, INT8, PRECISIONS
 from r18.report.tables.conditions import WARM, error_captions
 from r18.report.tables.table import Data, Options, Row, Table, cell, needed, record_of
 from r18.report.tables.timed import bench_captions
 
 BACKEND = "cupy"
 """The backend that is compared unless another one is named."""
+QUANTISED = (FP8.name, INT8.name)
 VERIFIED = (
     f"Where the last column is {NONE}, both errors are those of `r18 verify --record`, of other "
     "runs and images; PyTorch's is that of its operators on the CPU."
@@ -57,11 +58,11 @@ def comparisons(
     groups: of a benchmark's record. networks: of a verification's record of the same device.
     PyTorch's error is in the same precision (in float32 for fp16x3), on the same weights and
     images: of torchvision's module in eager mode in the same run, or, in a verification's record,
-    of PyTorch's operators on the CPU. int8 is left out: its error is the quantisation's, which
-    depends on the calibration, and the arithmetic adds none.
+    of PyTorch's operators on the CPU. int8 and fp8 are left out: PyTorch computes float16 next to
+    them, and their error is the quantisation's, which depends on the calibration.
     """
     found = []
-    for precision in (name for name in PRECISIONS if name != INT8.name):
+    for precision in (name for name in PRECISIONS if name not in QUANTISED):
         group = groups.get(group_name("resnet18", precision, "all", batch), {"rows": []})
         own = next((row for row in group["rows"] if row["backend"] == backend), None)
         if own is None:
