@@ -392,4 +392,4 @@ def test_commands_are_completed(core: Environment) -> None:
     assert offered("r18", "plan", "--backend", "num") == ["numba", "numba-cpu", "numpy"]
     assert offered("r18", "verify", "--backend", "cu") == ["cupy"]
     assert offered("r18", "plan", "--fusion", "c") == ["conv_bn_relu"]
-    assert offered("r18", "dump", "--precision", "fp") == ["fp64", "fp32", "fp16x3", "fp16"]
+    assert offered("r18", "dump", "--precision", "fp") == ["fp64", "fp32", "fp16x3", "fp16", "fp8"]
