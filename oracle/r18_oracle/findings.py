@@ -19,9 +19,8 @@ import msgspec
 from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, plain, show, unknown
 from r18.files import read_object
+from r18.graph.all_ops import ALL_OPS
 from r18.graph.ops import Layout, Op, Problem
-from r18.graph.quantized import ALL_OPS
-from r18.graph.scaled import SCALED_OPS
 from r18.weights.sources import is_plain
 from r18_oracle.stacks import place
 
@@ -349,10 +348,9 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
 
 
 def _op_from_json(data: dict[str, Any]) -> Op:
-    known = ALL_OPS | {op.name: op for op in SCALED_OPS}
-    if not isinstance(data["op"], str) or data["op"] not in known:
-        raise unknown("op", str(data["op"]), known)
-    kind: type[Op] = known[data["op"]]
+    if not isinstance(data["op"], str) or data["op"] not in ALL_OPS:
+        raise unknown("op", str(data["op"]), ALL_OPS)
+    kind: type[Op] = ALL_OPS[data["op"]]
     types = get_type_hints(kind)
     settings: dict[str, Any] = {}
     for name, value in data["settings"].items():

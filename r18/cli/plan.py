@@ -24,7 +24,7 @@ from r18.cli.options import (
     planning_backend,
 )
 from r18.runtime.plan import make_plan
-from r18.weights.precisions import integer_schedule
+from r18.weights.precisions import calibrated_schedule
 
 Batch = Annotated[int, typer.Option(help="Images at once.", min=1)]
 Device = Annotated[
@@ -63,7 +63,7 @@ def plan(
     options = CompileOptions(
         batch=batch, precision=precision, fusion=fusion, kernels=kernel_overrides(kernel or ())
     )
-    schedule = integer_schedule(chosen_schedule(network_name, image_size), options, bits)
+    schedule = calibrated_schedule(chosen_schedule(network_name, image_size), options, bits)
     made = make_plan(chosen, schedule, options)
     naive = make_plan(chosen, schedule, replace(options, arena=False)).arena_nbytes
     steps = rows(chosen, made)

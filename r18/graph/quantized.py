@@ -31,7 +31,6 @@ specified; `r18.graph.quantize` refuses to make such weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -39,8 +38,8 @@ import numpy as np
 import numpy.typing as npt
 
 from r18.errors import ShapeError, WeightsError, show
+from r18.graph.forms import ConvForm, ConvMaxPoolForm, LinearForm, factor
 from r18.graph.ops import (
-    OPS,
     Conv2d,
     GlobalAvgPool,
     Linear,
@@ -51,7 +50,6 @@ from r18.graph.ops import (
     Shape,
     WeightSpec,
     as_int,
-    covered_by,
 )
 
 Array = npt.NDArray[Any]
@@ -112,22 +110,18 @@ def check_factors(whose: str, what: str, values: Array) -> None:
         )
 
 
-def _factor(role: str, shape: Shape) -> WeightSpec:
-    return WeightSpec(role, shape, "O", role, "float32", positive=True)
-
-
 def _weights_of_sum(op: Conv2d | Linear, bits: int) -> tuple[WeightSpec, ...]:
     """Of an op with a bias: its weight and bias in integers, and the multiplier of the sum."""
     weight, bias = op.weights()
     return (
         replace(weight, storage="int8", limit=LIMITS[bits]),
         replace(bias, storage="int32"),
-        _factor("multiplier", bias.shape),
+        factor("multiplier", bias.shape),
     )
 
 
 @dataclass(frozen=True)
-class QuantizedConv2d(Op):
+class QuantizedConv2d(ConvForm):
     """A convolution of integers with bias, requantised.
 
     conv: with a bias; what it fuses is fused here. stored: the storage format of the image, and of
@@ -154,14 +148,6 @@ class QuantizedConv2d(Op):
         _check_depth(self.name, self.conv.depth)
 
     @property
-    def arity(self) -> int:
-        return self.conv.arity
-
-    @property
-    def extras(self) -> Mapping[str, str]:
-        return self.conv.extras
-
-    @property
     def label(self) -> str:
         return f"q{self.conv.label}"
 
@@ -177,16 +163,7 @@ class QuantizedConv2d(Op):
         found = _weights_of_sum(self.conv, self.bits)
         if not self.conv.residual:
             return found
-        return (*found, _factor("residual_multiplier", (1,)))
-
-    def infer(self, *inputs: Shape) -> Shape:
-        return self.conv.infer(*inputs)
-
-    def macs(self, *inputs: Shape) -> int:
-        return self.conv.macs(*inputs)
-
-    def covered(self, *inputs: Shape) -> int:
-        return self.conv.covered(*inputs)
+        return (*found, factor("residual_multiplier", (1,)))
 
 
 class _OfOneImage(Op):
@@ -238,7 +215,7 @@ class QuantizedGlobalAvgPool(_OfOneImage):
         _storage(self.name, self.stored)
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        return (_factor("multiplier", (1,)),)
+        return (factor("multiplier", (1,)),)
 
     def infer(self, *inputs: Shape) -> Shape:
         output = GlobalAvgPool().infer(*inputs)
@@ -249,7 +226,7 @@ class QuantizedGlobalAvgPool(_OfOneImage):
 
 
 @dataclass(frozen=True)
-class QuantizedLinear(_OfOneImage):
+class QuantizedLinear(LinearForm, _OfOneImage):
     """x · wᵀ + bias of integers, to float32 logits. stored: of x. bits: of a weight."""
 
     name: ClassVar[str] = "qlinear"
@@ -273,12 +250,6 @@ class QuantizedLinear(_OfOneImage):
     def weights(self) -> tuple[WeightSpec, ...]:
         return _weights_of_sum(self.linear, self.bits)
 
-    def infer(self, *inputs: Shape) -> Shape:
-        return self.linear.infer(*inputs)
-
-    def macs(self, *inputs: Shape) -> int:
-        return self.linear.macs(*inputs)
-
 
 @dataclass(frozen=True)
 class Quantize(Op):
@@ -296,7 +267,7 @@ class Quantize(Op):
         return "int8"
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        return (_factor("scale", (1,)),)
+        return (factor("scale", (1,)),)
 
     def infer(self, *inputs: Shape) -> Shape:
         self._check(inputs, ndim=None)
@@ -349,7 +320,7 @@ class QuantizePixels(Op):
 
 
 @dataclass(frozen=True)
-class QuantizedConvMaxPool(Op):
+class QuantizedConvMaxPool(ConvMaxPoolForm):
     """A convolution of integers and the max-pooling of what it makes, which need never be stored.
 
     The result is that of the ops one after the other. image: where it is given, it makes the
@@ -399,40 +370,12 @@ class QuantizedConvMaxPool(Op):
         return (self.conv, pool) if self.image is None else (self.image, self.conv, pool)
 
     @property
-    def extras(self) -> Mapping[str, str]:
-        return self.conv.extras
-
-    @property
     def of_pixels(self) -> bool:
         return self.image is not None and self.image.of_pixels
 
     @property
-    def label(self) -> str:
-        image = "" if self.image is None else f"{self.image.label}+"
-        return f"{image}{self.conv.label}+{self.pool.label}"
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return self.conv.stored if self.image is None else self.image.input_storage
-
-    @property
     def output_storage(self) -> str:
         return self.conv.output_storage
-
-    def weights(self) -> tuple[WeightSpec, ...]:
-        more = () if self.image is None else self.image.weights()
-        return (*self.conv.weights(), *more)
-
-    def infer(self, *inputs: Shape) -> Shape:
-        self._check(inputs)
-        return self.pool.infer(self.conv.infer(*inputs))
-
-    def macs(self, *inputs: Shape) -> int:
-        self.infer(*inputs)
-        return self.conv.macs(*inputs)
-
-    def covered(self, *inputs: Shape) -> int:
-        return covered_by((self.conv.conv, self.pool), inputs[0])
 
 
 @dataclass(frozen=True)
@@ -530,11 +473,8 @@ QUANTIZED_OPS: tuple[type[Op], ...] = (
     QuantizedConvMaxPool,
     QuantizedAvgPoolLinear,
 )
-ALL_OPS: dict[str, type[Op]] = OPS | {op.name: op for op in QUANTIZED_OPS}
-"""Every op by its name."""
 
 __all__ = [
-    "ALL_OPS",
     "LIMITS",
     "MOST_DEPTH",
     "QUANTIZED_OPS",

@@ -25,11 +25,11 @@ positive, so every step after a sum keeps order, and the largest sum becomes the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from r18.errors import ShapeError, show
+from r18.graph.forms import ConvForm, ConvMaxPoolForm, LinearForm, factor
 from r18.graph.ops import (
     Conv2d,
     GlobalAvgPool,
@@ -38,15 +38,10 @@ from r18.graph.ops import (
     Op,
     Shape,
     WeightSpec,
-    covered_by,
 )
 
 WIDE = "float32"
 """The format of everything that is not stored in e4m3."""
-
-
-def _factor(role: str, shape: Shape) -> WeightSpec:
-    return WeightSpec(role, shape, "O", role, WIDE, positive=True)
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ class Scale(Op):
         return (WIDE,)
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        return (_factor("scale", (1,)),)
+        return (factor("scale", (1,)),)
 
     def infer(self, *inputs: Shape) -> Shape:
         self._check(inputs, ndim=None)
@@ -69,7 +64,7 @@ class Scale(Op):
 
 
 @dataclass(frozen=True)
-class ScaledConv2d(Op):
+class ScaledConv2d(ConvForm):
     """A convolution of scaled values with bias. conv: with a bias; what it fuses is fused here."""
 
     name: ClassVar[str] = "sconv2d"
@@ -82,30 +77,13 @@ class ScaledConv2d(Op):
             raise ShapeError(f"{self.name} scales a Conv2d with a bias, got {show(self.conv)}")
 
     @property
-    def arity(self) -> int:
-        return self.conv.arity
-
-    @property
-    def extras(self) -> Mapping[str, str]:
-        return self.conv.extras
-
-    @property
     def label(self) -> str:
         return f"s{self.conv.label}"
 
     def weights(self) -> tuple[WeightSpec, ...]:
         weight, bias = self.conv.weights()
-        found = (weight, bias, _factor("multiplier", bias.shape))
-        return (*found, _factor("residual_multiplier", (1,))) if self.conv.residual else found
-
-    def infer(self, *inputs: Shape) -> Shape:
-        return self.conv.infer(*inputs)
-
-    def macs(self, *inputs: Shape) -> int:
-        return self.conv.macs(*inputs)
-
-    def covered(self, *inputs: Shape) -> int:
-        return self.conv.covered(*inputs)
+        found = (weight, bias, factor("multiplier", bias.shape))
+        return (*found, factor("residual_multiplier", (1,))) if self.conv.residual else found
 
 
 @dataclass(frozen=True)
@@ -124,7 +102,7 @@ class ScaledGlobalAvgPool(Op):
 
 
 @dataclass(frozen=True)
-class ScaledLinear(Op):
+class ScaledLinear(LinearForm):
     """multiplier · (x · wᵀ) + bias of float32 means and e4m3 weights, to float32 logits."""
 
     name: ClassVar[str] = "slinear"
@@ -146,17 +124,11 @@ class ScaledLinear(Op):
 
     def weights(self) -> tuple[WeightSpec, ...]:
         weight, bias = self.linear.weights()
-        return weight, bias, _factor("multiplier", bias.shape)
-
-    def infer(self, *inputs: Shape) -> Shape:
-        return self.linear.infer(*inputs)
-
-    def macs(self, *inputs: Shape) -> int:
-        return self.linear.macs(*inputs)
+        return weight, bias, factor("multiplier", bias.shape)
 
 
 @dataclass(frozen=True)
-class ScaledConvMaxPool(Op):
+class ScaledConvMaxPool(ConvMaxPoolForm):
     """A scaled convolution and the max-pooling of what it makes, which need never be stored.
 
     The result is that of the ops one after the other. image: where it is given, it makes the
@@ -186,34 +158,6 @@ class ScaledConvMaxPool(Op):
     def parts(self) -> tuple[Op, ...]:
         both = (self.conv, self.pool)
         return both if self.image is None else (self.image, *both)
-
-    @property
-    def extras(self) -> Mapping[str, str]:
-        return self.conv.extras
-
-    @property
-    def label(self) -> str:
-        image = "" if self.image is None else f"{Scale.name}+"
-        return f"{image}{self.conv.label}+{self.pool.label}"
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return self.parts[0].input_storage
-
-    def weights(self) -> tuple[WeightSpec, ...]:
-        more = () if self.image is None else self.image.weights()
-        return (*self.conv.weights(), *more)
-
-    def infer(self, *inputs: Shape) -> Shape:
-        self._check(inputs)
-        return self.pool.infer(self.conv.infer(*inputs))
-
-    def macs(self, *inputs: Shape) -> int:
-        self.infer(*inputs)
-        return self.conv.macs(*inputs)
-
-    def covered(self, *inputs: Shape) -> int:
-        return covered_by((self.conv.conv, self.pool), inputs[0])
 
 
 SCALED_OPS: tuple[type[Op], ...] = (

@@ -66,7 +66,7 @@ def quantization_of(weights: Mapping[str, Any], precision: str = INT8.name) -> Q
     )
 
 
-def integer_schedule(schedule: Schedule, options: CompileOptions, bits: int = 8) -> Schedule:
+def calibrated_schedule(schedule: Schedule, options: CompileOptions, bits: int = 8) -> Schedule:
     """The schedule (at level `none`) of a program with these options, for planning without weights.
 
     bits: of weights in int8. Raises `UsageError` as `in_precision`.
@@ -98,22 +98,18 @@ def check_level(options: CompileOptions) -> None:
     """Raise `UsageError` for int8 or fp8 at another fusion level than `all`, and fp8 of pixels."""
     if options.precision == FP8.name and options.pixels is not None:
         raise UsageError("fp8 takes images, not pixels: normalise them before")
-    if options.fusion != LEVEL and options.precision == FP8.name:
-        raise UsageError(
-            f"fp8 is computed at fusion level '{LEVEL}', where a sum is stored once; asked for "
-            f"'{options.fusion}'"
-        )
     if options.fusion != LEVEL:
+        once = "stored" if options.precision == FP8.name else "requantised"
         raise UsageError(
-            f"int8 is computed at fusion level '{LEVEL}', where a sum is requantised once; asked "
-            f"for '{options.fusion}'"
+            f"{options.precision} is computed at fusion level '{LEVEL}', where a sum is {once} "
+            f"once; asked for '{options.fusion}'"
         )
 
 
 __all__ = [
     "CALIBRATED",
+    "calibrated_schedule",
     "in_precision",
-    "integer_schedule",
     "is_calibrated",
     "is_quantized",
     "is_scaled",

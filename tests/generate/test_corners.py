@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from r18.backend.registry import load_backend
+from r18.graph.all_ops import ALL_OPS
 from r18.graph.ops import Conv2d, Linear, MaxPool2d, Op, Relayout
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
-    ALL_OPS,
     MOST_DEPTH,
     MOST_SUM,
     QuantizedConv2d,

@@ -17,7 +17,7 @@ from r18.graph.scaled import Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLin
 from r18.graph.scaling import ranges_of, scaled, scaled_weights, value_scales
 from r18.images.preprocess import Preprocess
 from r18.weights import load_weights
-from r18.weights.precisions import in_precision, integer_schedule, is_calibrated, is_scaled
+from r18.weights.precisions import calibrated_schedule, in_precision, is_calibrated, is_scaled
 
 FOLDED = fuse(tiny(), "all")
 IN_FP8 = CompileOptions(precision="fp8")
@@ -122,7 +122,7 @@ def test_fp8_takes_the_ranges_of_a_calibration_for_integers() -> None:
     assert found["image"] == float(scales["image"]) * 127
     assert found[FOLDED.steps[0].output] == float(scales[FOLDED.steps[0].output]) * 255
     schedule, read = in_precision(tiny(), weights, IN_FP8)
-    assert schedule == scaled(FOLDED) == integer_schedule(tiny(), IN_FP8)
+    assert schedule == scaled(FOLDED) == calibrated_schedule(tiny(), IN_FP8)
     assert is_scaled(schedule)
     assert is_calibrated(schedule)
     assert in_precision(schedule, read, IN_FP8) == (schedule, read)

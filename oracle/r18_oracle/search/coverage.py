@@ -12,7 +12,7 @@ from r18.graph.precision import precision as precision_of
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
-from r18.weights.precisions import integer_schedule
+from r18.weights.precisions import calibrated_schedule
 from r18_oracle.findings import Finding, described
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.problems import schedule_problems
@@ -36,7 +36,7 @@ def program_refusal(
     """
     options = CompileOptions(1, precision_of(precision).name, fusion)
     try:
-        schedule = integer_schedule(schedule, options)
+        schedule = calibrated_schedule(schedule, options)
     except UsageError as refusal:
         return str(refusal)
     try:
