@@ -28,7 +28,6 @@ LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx2") else 4
 
 FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
-MASK = ir.VectorType(ir.IntType(1), LANES)
 FLOAT_ALIGNMENT = 4  # bytes: a vector may begin at any float
 
 
@@ -103,6 +102,31 @@ def splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     return builder.shuffle_vector(single, empty, zeros)
 
 
+def load_first(builder: Any, pointer: Any, count: Any, kind: Any, alignment: int) -> Any:
+    """The first `count` elements of a vector in memory, and zeros. Reads only those."""
+    place = kind.as_pointer()
+    mask = ir.VectorType(ir.IntType(1), kind.count)
+    shape = ir.FunctionType(kind, [place, ir.IntType(32), mask, kind])
+    name = f"llvm.masked.load.{_suffix(kind)}.p0{_suffix(kind)}"
+    function = cgutils.get_or_insert_function(builder.module, shape, name)
+    aligned = ir.Constant(ir.IntType(32), alignment)
+    lanes = lane_mask(builder, count, kind.count)
+    given = [builder.bitcast(pointer, place), aligned, lanes, ir.Constant(kind, None)]
+    return builder.call(function, given)
+
+
+def store_first(builder: Any, value: Any, pointer: Any, count: Any, alignment: int) -> None:
+    """Store the first `count` elements of a vector. Writes only those."""
+    kind, place = value.type, value.type.as_pointer()
+    mask = ir.VectorType(ir.IntType(1), kind.count)
+    shape = ir.FunctionType(ir.VoidType(), [kind, place, ir.IntType(32), mask])
+    name = f"llvm.masked.store.{_suffix(kind)}.p0{_suffix(kind)}"
+    function = cgutils.get_or_insert_function(builder.module, shape, name)
+    aligned = ir.Constant(ir.IntType(32), alignment)
+    lanes = lane_mask(builder, count, kind.count)
+    builder.call(function, [value, builder.bitcast(pointer, place), aligned, lanes])
+
+
 @intrinsic
 def masked_load(typing: Any, array: Any, at: Any, count: Any) -> Any:
     """array[at : at + count] in the first `count` lanes, zeros in the others. Reads only those."""
@@ -110,19 +134,7 @@ def masked_load(typing: Any, array: Any, at: Any, count: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind, alignment = _stored(signature.args[0])
         pointer = address(context, builder, signature.args[0], *values[:2])
-        shape = ir.FunctionType(kind, [kind.as_pointer(), ir.IntType(32), MASK, kind])
-        name = f"llvm.masked.load.{_suffix(kind)}.p0{_suffix(kind)}"
-        function = cgutils.get_or_insert_function(builder.module, shape, name)
-        found = builder.call(
-            function,
-            [
-                builder.bitcast(pointer, kind.as_pointer()),
-                ir.Constant(ir.IntType(32), alignment),
-                lane_mask(builder, values[2]),
-                ir.Constant(kind, None),
-            ],
-        )
-        return _widened(builder, found)
+        return _widened(builder, load_first(builder, pointer, values[2], kind, alignment))
 
     return vector(array, types.int64, types.int64), generate
 
@@ -134,18 +146,7 @@ def masked_store(typing: Any, array: Any, at: Any, value: Any, count: Any) -> An
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind, alignment = _stored(signature.args[0])
         pointer = address(context, builder, signature.args[0], *values[:2])
-        shape = ir.FunctionType(ir.VoidType(), [kind, kind.as_pointer(), ir.IntType(32), MASK])
-        name = f"llvm.masked.store.{_suffix(kind)}.p0{_suffix(kind)}"
-        function = cgutils.get_or_insert_function(builder.module, shape, name)
-        builder.call(
-            function,
-            [
-                _narrowed(builder, values[2], kind),
-                builder.bitcast(pointer, kind.as_pointer()),
-                ir.Constant(ir.IntType(32), alignment),
-                lane_mask(builder, values[3]),
-            ],
-        )
+        store_first(builder, _narrowed(builder, values[2], kind), pointer, values[3], alignment)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, vector, types.int64), generate
@@ -167,7 +168,8 @@ def _stored(array: Any) -> tuple[Any, int]:
 
 def _suffix(kind: Any) -> str:
     """The name of a type in those of LLVM's intrinsics."""
-    return f"v{LANES}i16" if kind == HALVES else f"v{LANES}f32"
+    element = kind.element
+    return f"v{kind.count}" + ("f32" if element == FLOAT else f"i{element.width}")
 
 
 def _constant(value: int) -> Any:
@@ -229,27 +231,27 @@ def relu(typing: Any, value: Any) -> Any:
     return vector(vector), generate
 
 
-def _lanewise(operation: Any, method: str) -> None:
-    """Define a Python operator on vectors."""
+def lanewise(operation: Any, method: str, kind: types.Type) -> None:
+    """Define a Python operator on two vectors of a Numba type, by a method of LLVM's builder."""
 
     @intrinsic
     def apply(typing: Any, a: Any, b: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             return getattr(builder, method)(*values)
 
-        return vector(vector, vector), generate
+        return kind(kind, kind), generate
 
     @overload(operation)
     def overloaded(a, b):
-        if isinstance(a, VectorType) and isinstance(b, VectorType):
+        if a == kind and b == kind:
             return lambda a, b: apply(a, b)
         return None
 
 
-_lanewise(operator.add, "fadd")
-_lanewise(operator.sub, "fsub")
-_lanewise(operator.mul, "fmul")
-_lanewise(operator.truediv, "fdiv")
+lanewise(operator.add, "fadd", vector)
+lanewise(operator.sub, "fsub", vector)
+lanewise(operator.mul, "fmul", vector)
+lanewise(operator.truediv, "fdiv", vector)
 
 
 @intrinsic

@@ -6,17 +6,16 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import models, register_model
 
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.vector import (
     LANES,
-    MASK,
     address,
     intrinsic,
-    lane_mask,
+    load_first,
     splat,
+    store_first,
 )
 
 BYTE, INT32 = ir.IntType(8), ir.IntType(32)
@@ -60,12 +59,7 @@ def load_part(typing: Any, array: Any, at: Any, count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         place = address(context, builder, signature.args[0], *values[:2])
-        kind = ir.FunctionType(BYTES, [BYTES.as_pointer(), INT32, MASK, BYTES])
-        name = f"llvm.masked.load.v{LANES}i8.p0v{LANES}i8"
-        load = cgutils.get_or_insert_function(builder.module, kind, name)
-        mask = lane_mask(builder, values[2])
-        zeros = ir.Constant(BYTES, None)
-        return builder.call(load, [as_bytes(builder, place), ir.Constant(INT32, 1), mask, zeros])
+        return load_first(builder, place, values[2], BYTES, 1)
 
     return byte_vector(array, types.int64, types.int64), generate
 
@@ -90,13 +84,7 @@ def store_part(typing: Any, array: Any, at: Any, value: Any, count: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         place = address(context, builder, signature.args[0], *values[:2])
         wide = _as_elements(builder, values[2], signature.args[0])
-        pointer, bits = wide.type.as_pointer(), wide.type.element.width
-        kind = ir.FunctionType(ir.VoidType(), [wide.type, pointer, INT32, MASK])
-        name = f"llvm.masked.store.v{LANES}i{bits}.p0v{LANES}i{bits}"
-        store = cgutils.get_or_insert_function(builder.module, kind, name)
-        mask = lane_mask(builder, values[3])
-        place = builder.bitcast(place, pointer)
-        builder.call(store, [wide, place, ir.Constant(INT32, 1), mask])
+        store_first(builder, wide, place, values[3], 1)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, byte_vector, types.int64), generate

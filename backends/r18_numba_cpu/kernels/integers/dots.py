@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba_cpu.kernels.integers.bytes import BYTE, INT32
+from r18_numba_cpu.kernels.integers.bytes import BYTE
 from r18_numba_cpu.kernels.integers.requantize import INTEGERS
 from r18_numba_cpu.kernels.vector import FEATURES, LANES
 
@@ -70,4 +70,4 @@ WORDS = Dot(2, ir.VectorType(ir.IntType(16), 2 * LANES), _add_words)
 BY_ELEMENT = {types.uint8: VNNI, types.uint16: WORDS}
 """By the elements of a band of A."""
 
-__all__ = ["BY_ELEMENT", "HAS_VNNI", "HAS_WORDS", "INT32", "VNNI", "WORDS", "Dot"]
+__all__ = ["BY_ELEMENT", "HAS_VNNI", "HAS_WORDS", "VNNI", "WORDS", "Dot"]

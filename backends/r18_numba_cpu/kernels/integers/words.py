@@ -10,13 +10,19 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import models, register_model
 
-from r18_numba_cpu.kernels.integers.bytes import BYTE, INT32
+from r18_numba_cpu.kernels.integers.bytes import BYTE
 from r18_numba_cpu.kernels.integers.requantize import INTEGERS
-from r18_numba_cpu.kernels.jit import function, overload
-from r18_numba_cpu.kernels.vector import LANES, address, intrinsic, lane_mask, splat
+from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.vector import (
+    LANES,
+    address,
+    intrinsic,
+    lanewise,
+    load_first,
+    splat,
+)
 
 SPAN = 2 * LANES
 """int16 lanes in a register."""
@@ -94,15 +100,7 @@ def load_part(typing: Any, array: Any, at: Any, count: Any, flip: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         place = address(context, builder, signature.args[0], *values[:2])
-        pointer = SPAN_OF_BYTES.as_pointer()
-        mask = ir.VectorType(ir.IntType(1), SPAN)
-        kind = ir.FunctionType(SPAN_OF_BYTES, [pointer, INT32, mask, SPAN_OF_BYTES])
-        name = f"llvm.masked.load.v{SPAN}i8.p0v{SPAN}i8"
-        load = cgutils.get_or_insert_function(builder.module, kind, name)
-        zeros = ir.Constant(SPAN_OF_BYTES, None)
-        lanes = lane_mask(builder, values[2], SPAN)
-        place = builder.bitcast(place, pointer)
-        found = builder.call(load, [place, ir.Constant(INT32, ALIGNMENT), lanes, zeros])
+        found = load_first(builder, place, values[2], SPAN_OF_BYTES, ALIGNMENT)
         return _widened(builder, found, values[3])
 
     return words(array, types.int64, types.int64, types.uint8), generate
@@ -135,26 +133,9 @@ def load_pixel(x, at, inside, lanes, flip):
 # -- arithmetic --------------------------------------------------------------------------------
 
 
-def _lanewise(operation: Any, method: str, kind: LanesType) -> None:
-    """Define a Python operator on two vectors of a kind."""
-
-    @intrinsic
-    def apply(typing: Any, a: Any, b: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return getattr(builder, method)(*values)
-
-        return kind(kind, kind), generate
-
-    @overload(operation)
-    def overloaded(a, b):
-        if a == kind and b == kind:
-            return lambda a, b: apply(a, b)
-        return None
-
-
 for _kind in (words, integers):
-    _lanewise(operator.add, "add", _kind)
-    _lanewise(operator.sub, "sub", _kind)
+    lanewise(operator.add, "add", _kind)
+    lanewise(operator.sub, "sub", _kind)
 
 
 @intrinsic
