@@ -3,7 +3,7 @@
 `conv`     direct and im2col convolution; `taps` what one tap of a window reads
 `blocks`   cache blocking of im2col; `threads` runs the blocks
 `others`   every other op; `quantized` those of integers, `scaled` those of e4m3 numbers;
-           `classifier` pooling and linear as one
+           `conv_maxpool` what these two share; `classifier` pooling and linear as one
 """
 
 from __future__ import annotations

@@ -6,15 +6,14 @@ partial sum, in any order, is an integer below 2³¹.
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
-from r18.graph.ops import EXTRAS, Op, Problem, parts_of
+from r18.graph.ops import EXTRAS, Op, Problem
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -26,16 +25,18 @@ from r18.graph.quantized import (
     QuantizedRelayout,
     QuantizePixels,
 )
-from r18_numpy.blocks import BLOCK_NBYTES, Block, cut
-from r18_numpy.conv import im2col, im2col_nbytes
+from r18_numpy.blocks import Block, cut
+from r18_numpy.conv import im2col
+from r18_numpy.conv_maxpool import areas, at_a_time, conv_nbytes, maxima, workspace_nbytes
 from r18_numpy.others import relayout
-from r18_numpy.taps import inside
 from r18_numpy.threads import single_threaded_blas
 
 Arrays = tuple[Array, ...]
 
 SUMS = np.dtype(np.float64)
 """The format of a convolution's sums, in which BLAS multiplies integers exactly."""
+INTEGERS = np.dtype(np.int8)
+"""What an image is made of."""
 
 
 def quantized_kernels() -> tuple[HostKernel, ...]:
@@ -48,7 +49,14 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
         )
 
     return (
-        kernel(QuantizedConv2d, "im2col", conv, scratch=_conv_nbytes, pack=pack, extras=EXTRAS),
+        kernel(
+            QuantizedConv2d,
+            "im2col",
+            conv,
+            scratch=partial(conv_nbytes, sums=SUMS),
+            pack=pack,
+            extras=EXTRAS,
+        ),
         kernel(QuantizedMaxPool2d, "taps", maxpool),
         kernel(QuantizedGlobalAvgPool, "sum", gap),
         kernel(QuantizedLinear, "matmul", linear, pack=pack),
@@ -59,7 +67,7 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
             QuantizedConvMaxPool,
             "parts",
             conv_maxpool,
-            scratch=_conv_maxpool_nbytes,
+            scratch=partial(workspace_nbytes, sums=SUMS),
             pack=pack,
             extras=EXTRAS,
         ),
@@ -103,23 +111,10 @@ def conv(
     im2col(problem, inputs[0], weight, SUMS, workspace, finish)
 
 
-def _conv_nbytes(problem: Problem) -> int:
-    assert isinstance(problem.op, QuantizedConv2d)
-    return im2col_nbytes(Problem(problem.op.conv, problem.inputs), SUMS.itemsize)
-
-
 def maxpool(
     op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """The maximum over the window's taps, each of them the image shifted by the tap."""
-    (h, w), (oh, ow) = inputs[0].shape[2:], out.shape[2:]
-    (sh, sw), (ph, pw) = op.pool.stride, op.pool.padding
-    out[...] = np.iinfo(out.dtype).min  # the padding, which never wins
-    for r, s in np.ndindex(op.pool.kernel_size):
-        to_rows, rows = inside(r - ph, sh, h, oh)
-        to_columns, columns = inside(s - pw, sw, w, ow)
-        part = out[..., to_rows, to_columns]
-        np.maximum(part, inputs[0][..., rows, columns], out=part)
+    maxima(op.pool, inputs[0], out, np.iinfo(out.dtype).min)
 
 
 def gap(
@@ -163,8 +158,9 @@ def conv_maxpool(
     x, pool = inputs[0], QuantizedMaxPool2d(op.pool, op.output_storage)
     shape = (len(x), x.shape[3], *x.shape[1:3]) if op.of_pixels else x.shape
     problem = Problem(op, (shape,))
-    for some in cut(len(out), _at_a_time(problem)):
-        scratch, sums, images = _parts_of(problem, some.stop - some.start, workspace, out.dtype)
+    for some in cut(len(out), at_a_time(problem)):
+        count = some.stop - some.start
+        scratch, sums, images = areas(problem, count, workspace, SUMS, out.dtype, INTEGERS)
         given = x[some]
         if op.image is not None:
             make: HostFunction = quantize if isinstance(op.image, Quantize) else quantize_pixels
@@ -172,47 +168,3 @@ def conv_maxpool(
             given = images
         conv(op.conv, (given,), weights[:3], sums, scratch)
         maxpool(pool, (sums,), (), out[some], workspace)
-
-
-def _at_a_time(problem: Problem) -> int:
-    """Images whose convolution's outputs fit a block."""
-    *_, pool = parts_of(problem)
-    return max(1, min(problem.batch, BLOCK_NBYTES // math.prod(pool.inputs[0][1:])))
-
-
-def _parts_of(
-    problem: Problem, count: int, workspace: Array, dtype: np.dtype[np.generic]
-) -> tuple[Array, Array, Array]:
-    """Of `count` images: the convolution's workspace, what it makes, and the images' integers."""
-    *_, conv, pool = parts_of(problem)
-    made, given = (count, *pool.inputs[0][1:]), (count, *conv.inputs[0][1:])
-    first = _conv_scratch_nbytes(problem)
-    second = first + math.prod(made)
-    scratch, sums, images = workspace[:first], workspace[first:second], workspace[second:]
-    if not _makes_integers(problem):
-        return scratch, sums.view(dtype).reshape(made), images
-    images = images[: math.prod(given)].view(np.int8).reshape(given)
-    return scratch, sums.view(dtype).reshape(made), images
-
-
-def _conv_scratch_nbytes(problem: Problem) -> int:
-    """The workspace of the convolution of as many images as are taken at a time, or of the rest."""
-    *_, conv, _ = parts_of(problem)
-    most = _at_a_time(problem)
-    counts = {most, problem.batch % most or most}
-    return max(
-        _conv_nbytes(replace(conv, inputs=tuple((n, *shape[1:]) for shape in conv.inputs)))
-        for n in counts
-    )
-
-
-def _conv_maxpool_nbytes(problem: Problem) -> int:
-    *_, conv, pool = parts_of(problem)
-    image = math.prod(conv.inputs[0][1:]) if _makes_integers(problem) else 0
-    made = math.prod(pool.inputs[0][1:])
-    return _conv_scratch_nbytes(problem) + _at_a_time(problem) * (made + image)
-
-
-def _makes_integers(problem: Problem) -> bool:
-    assert isinstance(problem.op, QuantizedConvMaxPool)
-    return problem.op.image is not None

@@ -5,15 +5,14 @@ e4m3 numbers are widened, which is exact, and BLAS adds up their products.
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
-from r18.graph.ops import EXTRAS, MaxPool2d, Op, Problem, Relayout, parts_of
+from r18.graph.ops import EXTRAS, MaxPool2d, Op, Problem, Relayout
 from r18.graph.precision import E4M3, E4M3_LARGEST, FP8
 from r18.graph.scaled import (
     Scale,
@@ -22,10 +21,10 @@ from r18.graph.scaled import (
     ScaledGlobalAvgPool,
     ScaledLinear,
 )
-from r18_numpy.blocks import BLOCK_NBYTES, Block, cut
-from r18_numpy.conv import im2col, im2col_nbytes
+from r18_numpy.blocks import Block, cut
+from r18_numpy.conv import im2col
+from r18_numpy.conv_maxpool import areas, at_a_time, conv_nbytes, maxima, workspace_nbytes
 from r18_numpy.others import relayout
-from r18_numpy.taps import inside
 from r18_numpy.threads import single_threaded_blas
 
 Arrays = tuple[Array, ...]
@@ -54,7 +53,7 @@ def scaled_kernels() -> tuple[HostKernel, ...]:
             "im2col",
             "scaled_sum",
             conv,
-            scratch=_conv_nbytes,
+            scratch=partial(conv_nbytes, sums=SUMS),
             pack=pack,
             edges=(1, 7, 8, 14, 16, 28, 56),
             extras=EXTRAS,
@@ -69,7 +68,7 @@ def scaled_kernels() -> tuple[HostKernel, ...]:
             "parts",
             "scaled_sum",
             conv_maxpool,
-            scratch=_conv_maxpool_nbytes,
+            scratch=partial(workspace_nbytes, sums=SUMS),
             pack=pack,
             edges=(1, 7, 8, 14, 16),
             extras=EXTRAS,
@@ -111,21 +110,8 @@ def conv(op: ScaledConv2d, inputs: Arrays, weights: Arrays, out: Array, workspac
     im2col(problem, inputs[0], weight, SUMS, workspace, finish)
 
 
-def _conv_nbytes(problem: Problem) -> int:
-    assert isinstance(problem.op, ScaledConv2d)
-    return im2col_nbytes(Problem(problem.op.conv, problem.inputs), SUMS.itemsize)
-
-
 def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """The maximum over the window's taps, each of them the image shifted by the tap."""
-    (h, w), (oh, ow) = inputs[0].shape[2:], out.shape[2:]
-    (sh, sw), (ph, pw) = op.stride, op.padding
-    out[...] = -E4M3_LARGEST  # the padding, which never wins
-    for r, s in np.ndindex(op.kernel_size):
-        to_rows, rows = inside(r - ph, sh, h, oh)
-        to_columns, columns = inside(s - pw, sw, w, ow)
-        part = out[..., to_rows, to_columns]
-        np.maximum(part, inputs[0][..., rows, columns], out=part)
+    maxima(op, inputs[0], out, -E4M3_LARGEST)
 
 
 def gap(
@@ -156,47 +142,12 @@ def conv_maxpool(
     the op takes an image. out: (N, O, PH, PW).
     """
     problem = Problem(op, (inputs[0].shape,))
-    for some in cut(len(out), _at_a_time(problem)):
-        scratch, made, images = _parts_of(problem, some.stop - some.start, workspace)
+    for some in cut(len(out), at_a_time(problem)):
+        count = some.stop - some.start
+        scratch, made, images = areas(problem, count, workspace, SUMS, out.dtype, E4M3)
         given = inputs[0][some]
         if op.image is not None:
             scale(op.image, (given,), weights[3:], images, workspace)
             given = images
         conv(op.conv, (given,), weights[:3], made, scratch)
         maxpool(op.pool, (made,), (), out[some], workspace)
-
-
-def _at_a_time(problem: Problem) -> int:
-    """Images whose convolution's outputs fit a block."""
-    *_, pool = parts_of(problem)
-    return max(1, min(problem.batch, BLOCK_NBYTES // math.prod(pool.inputs[0][1:])))
-
-
-def _parts_of(problem: Problem, count: int, workspace: Array) -> Arrays:
-    """Of `count` images: the convolution's workspace, what it makes, and the images in e4m3."""
-    *_, conv, pool = parts_of(problem)
-    made, given = (count, *pool.inputs[0][1:]), (count, *conv.inputs[0][1:])
-    first = _scratch_nbytes(problem)
-    second = first + math.prod(made)
-    scratch, sums, images = workspace[:first], workspace[first:second], workspace[second:]
-    if len(parts_of(problem)) == 3:
-        images = images[: math.prod(given)].view(E4M3).reshape(given)
-    return scratch, sums.view(E4M3).reshape(made), images
-
-
-def _scratch_nbytes(problem: Problem) -> int:
-    """The workspace of the convolution of as many images as are taken at a time, or of the rest."""
-    *_, conv, _ = parts_of(problem)
-    most = _at_a_time(problem)
-    counts = {most, problem.batch % most or most}
-    return max(
-        _conv_nbytes(replace(conv, inputs=tuple((n, *shape[1:]) for shape in conv.inputs)))
-        for n in counts
-    )
-
-
-def _conv_maxpool_nbytes(problem: Problem) -> int:
-    *image, conv, pool = parts_of(problem)
-    pixels = math.prod(conv.inputs[0][1:]) if image else 0
-    made = math.prod(pool.inputs[0][1:])
-    return _scratch_nbytes(problem) + _at_a_time(problem) * (made + pixels)
