@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import cycle
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from r18_oracle.ops import conv2d_maxpool2d
 from r18_oracle.ops.integers import qconv2d, quantize
 from r18_oracle.ops.integers import spec as integers
 from r18_oracle.ops.integers.requantize import explained, requantized
-from r18_oracle.ops.integers.spec import BITS, IMAGES, QuantizedSpec
+from r18_oracle.ops.integers.spec import BITS, IMAGES, QuantizedSpec, asked
 from r18_oracle.ops.normalize import normalization
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
 
@@ -74,7 +74,7 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
         return Problem(QuantizedConvMaxPool(conv, op.pool, image), problem.inputs)
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
-        return super().draw(_asked(kernel, self), most, macs)
+        return super().draw(asked(kernel, self._forms), most, macs)
 
     def corners(self) -> Iterator[Problem]:
         yield from super().corners()
@@ -100,13 +100,18 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
                 yield self.quantized(Problem(op, (shape,)), settings)
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
-        yield from super().crossings(_asked(kernel, self), size)
+        yield from super().crossings(asked(kernel, self._forms), size)
 
     def room(self, kernel: Kernel, max_elements: int, max_macs: int) -> tuple[int, int]:
-        return self.inner.room(_asked(kernel, self), max_elements, max_macs)
+        return self.inner.room(asked(kernel, self._forms), max_elements, max_macs)
 
     def room_of_choice(self, choice: Kernel, max_elements: int, max_macs: int) -> tuple[int, int]:
-        return self.inner.room_of_choice(_asked(choice, self), max_elements, max_macs)
+        return self.inner.room_of_choice(asked(choice, self._forms), max_elements, max_macs)
+
+    def _forms(self, problem: Problem) -> Iterator[Problem]:
+        """The inner problem, of each of `IMAGES`."""
+        for image in range(len(IMAGES)):
+            yield self.quantized(problem, {"signed": 1, "narrow": 0, "image": image})
 
     # -- what it computes ----------------------------------------------------------------------
 
@@ -155,32 +160,6 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
         (x,), weights = found
         image, last = _pixels(x, rng) if op.of_pixels else _numbers(x, rng, kind)
         return (image,), (*weights, last)
-
-
-class _Asked:
-    """A kernel of the quantised op as the inner op's spec asks it: refusals of quantised problems.
-
-    It takes an inner problem if it takes it of one of `IMAGES`.
-    """
-
-    def __init__(self, kernel: Kernel, spec: QuantizedConvMaxPoolSpec) -> None:
-        self._kernel, self._spec = kernel, spec
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel, name)
-
-    def refusal(self, problem: Problem) -> str | None:
-        found: str | None = None
-        for image in range(len(IMAGES)):
-            settings = {"signed": 1, "narrow": 0, "image": image}
-            found = self._kernel.refusal(self._spec.quantized(problem, settings))
-            if found is None:
-                return None
-        return found
-
-
-def _asked(kernel: Kernel, spec: QuantizedConvMaxPoolSpec) -> Kernel:
-    return cast(Kernel, _Asked(kernel, spec))
 
 
 def _pixels(x: Array, rng: Rng) -> tuple[Array, Array]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, cycle, product
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 from hypothesis import strategies as st
@@ -219,22 +219,60 @@ def biases(rng: Rng, shape: Shape, most: float) -> Array:
     return np.rint(rng.uniform(-most, most, shape))
 
 
-def impulse(spec: QuantizedSpec[Any], problem: Problem, rng: Rng, variant: int) -> Arrays:
-    """As in `r18_oracle.generate.inputs`: one pixel and one weight, or all of one of them."""
+def counted_weights(weight: WeightSpec) -> Array:
+    """Integers around 0 that its bits hold."""
+    return (counted(weight.shape, 39) - 20).clip(-weight.limit, weight.limit)
+
+
+def impulse(
+    spec: QuantizedSpec[Any],
+    problem: Problem,
+    rng: Rng,
+    variant: int,
+    pixels: Callable[[Shape], Array] = counted,
+    taps: Callable[[WeightSpec], Array] = counted_weights,
+) -> Arrays:
+    """As in `r18_oracle.generate.inputs`: one pixel and one weight, or all of one of them.
+
+    pixels, taps: make all of them.
+    """
     (weight, *_) = problem.op.weights()
     x, w = np.zeros(problem.inputs[0]), np.zeros(weight.shape)
     met = spec.meeting(problem, rng)
     assert met is not None
     pixel, tap = met
     if variant % 3 == 1:
-        x[...] = counted(x.shape)
+        x[...] = pixels(x.shape)
     else:
         x[pixel] = 3
     if variant % 3 == 2:
-        w[...] = (counted(w.shape, 39) - 20).clip(-weight.limit, weight.limit)
+        w[...] = taps(weight)
     else:
         w[tap] = 1
     return x, w
+
+
+class _Asked:
+    """A kernel of an op's form as the spec of the op asks it: refusals of the form's problems."""
+
+    def __init__(self, kernel: Kernel, forms: Callable[[Problem], Iterable[Problem]]) -> None:
+        self._kernel, self._forms = kernel, forms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def refusal(self, problem: Problem) -> str | None:
+        found: str | None = None
+        for form in self._forms(problem):
+            found = self._kernel.refusal(form)
+            if found is None:
+                return None
+        return found
+
+
+def asked(kernel: Kernel, forms: Callable[[Problem], Iterable[Problem]]) -> Kernel:
+    """The kernel as another op's spec asks it; it takes a problem if it takes one of its forms."""
+    return cast(Kernel, _Asked(kernel, forms))
 
 
 def largest(

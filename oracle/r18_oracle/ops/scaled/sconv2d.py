@@ -12,6 +12,7 @@ from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.scaled import ScaledConv2d
 from r18_oracle.ops import conv2d
+from r18_oracle.ops.integers import spec as integers
 from r18_oracle.ops.scaled.spec import ScaledSpec, counted, multipliers, powers, saturated
 from r18_oracle.ops.spec import Arrays, Draw, Numbers, Rng, SumSpec, Tensors
 
@@ -83,20 +84,9 @@ class ScaledConv2dSpec(ScaledSpec[ScaledConv2d], SumSpec[ScaledConv2d]):
 
 
 def impulse(spec: ScaledSpec[Any], problem: Problem, rng: Rng, variant: int) -> Arrays:
-    """One pixel and one weight, or all of one of them, and the other weights: the pixels first."""
-    weight, *others = problem.op.weights()
-    x, w = np.zeros(problem.inputs[0]), np.zeros(weight.shape)
-    met = spec.meeting(problem, rng)
-    assert met is not None
-    pixel, tap = met
-    if variant % 3 == 1:
-        x[...] = counted(x.shape)
-    else:
-        x[pixel] = 3
-    if variant % 3 == 2:
-        w[...] = counted(w.shape)
-    else:
-        w[tap] = 1
+    """As those of integers, in numbers of the format, and the other weights: the pixels first."""
+    _, *others = problem.op.weights()
+    x, w = integers.impulse(spec, problem, rng, variant, counted, lambda one: counted(one.shape))
     rest = (np.ones(one.shape) if one.positive else np.zeros(one.shape) for one in others)
     return x, w, *rest
 

@@ -6,7 +6,6 @@ Of e4m3 numbers, or of an image in float32 that it makes e4m3 numbers of.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from r18.graph.precision import round_to_e4m3
 from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
 from r18_oracle.ops import conv2d_maxpool2d
 from r18_oracle.ops.integers.qconv2d_maxpool2d import LARGE
+from r18_oracle.ops.integers.spec import asked
 from r18_oracle.ops.scaled import sconv2d
 from r18_oracle.ops.scaled.spec import ScaledSpec, powers
 from r18_oracle.ops.spec import Arrays, Draw, Numbers, Rng, Tensors
@@ -53,7 +53,7 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
     # -- problems ------------------------------------------------------------------------------
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
-        return super().draw(_asked(kernel, self), most, macs)
+        return super().draw(asked(kernel, self._forms), most, macs)
 
     def corners(self) -> Iterator[Problem]:
         """Those of the float op, and a ResNet's stem on `LARGE` images; of e4m3 and of float32."""
@@ -66,15 +66,19 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
                 yield self.quantized(Problem(stem, (shape,)), {"scaled": image})
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
-        for problem in self.inner.crossings(_asked(kernel, self), size):
-            for image in range(len(IMAGES)):
-                yield self.quantized(problem, {"scaled": image})
+        for problem in self.inner.crossings(asked(kernel, self._forms), size):
+            yield from self._forms(problem)
 
     def room(self, kernel: Kernel, max_elements: int, max_macs: int) -> tuple[int, int]:
-        return self.inner.room(_asked(kernel, self), max_elements, max_macs)
+        return self.inner.room(asked(kernel, self._forms), max_elements, max_macs)
 
     def room_of_choice(self, choice: Kernel, max_elements: int, max_macs: int) -> tuple[int, int]:
-        return self.inner.room_of_choice(_asked(choice, self), max_elements, max_macs)
+        return self.inner.room_of_choice(asked(choice, self._forms), max_elements, max_macs)
+
+    def _forms(self, problem: Problem) -> Iterator[Problem]:
+        """The inner problem, of each of `IMAGES`."""
+        for image in range(len(IMAGES)):
+            yield self.quantized(problem, {"scaled": image})
 
     # -- what it computes ----------------------------------------------------------------------
 
@@ -127,31 +131,6 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
         if op.image is None:
             return (pixels,), (weight, *more)
         return (pixels / 64,), (weight, *more[:-1], np.array([1 / 64]))
-
-
-class _Asked:
-    """A kernel of the scaled op as the inner op's spec asks it: refusals of scaled problems.
-
-    It takes an inner problem if it takes it of one of `IMAGES`.
-    """
-
-    def __init__(self, kernel: Kernel, spec: ScaledConvMaxPoolSpec) -> None:
-        self._kernel, self._spec = kernel, spec
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel, name)
-
-    def refusal(self, problem: Problem) -> str | None:
-        found: str | None = None
-        for image in range(len(IMAGES)):
-            found = self._kernel.refusal(self._spec.quantized(problem, {"scaled": image}))
-            if found is None:
-                return None
-        return found
-
-
-def _asked(kernel: Kernel, spec: ScaledConvMaxPoolSpec) -> Kernel:
-    return cast(Kernel, _Asked(kernel, spec))
 
 
 def image_of(x: Array, scale: Array) -> Array:
