@@ -206,7 +206,7 @@ def keep(folder: Path, device: DeviceInfo, run: CheckRun, made: dict[str, Checke
 
 
 def _key(run: CheckRun) -> str:
-    """Of all but the machine, of which only the CPU counts: its load is another each time."""
+    """The key of all settings; of the machine only the CPU counts, since its load changes."""
     plain = msgspec.to_builtins(run)
     return records.key_of({**plain, "machine": plain["machine"].get("cpu")})
 

@@ -1,4 +1,4 @@
-"""What is asked of the demonstration, and what a part of it gives."""
+"""The request for a demonstration, and the result of each of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Part:
-    """What a part gave.
+    """The result of a part.
 
     lines: for people. data: the same as plain data. ok: False only if something is wrong; a part
     that needs what is not installed says so, and is ok.

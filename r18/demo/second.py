@@ -44,7 +44,7 @@ class Second:
     def answer(self) -> Any:
         """The result of the call that was begun first.
 
-        Raises `R18Error` with the traceback of what the call raised, or if the process is gone.
+        Raises `R18Error` if the call raised, with its traceback, and if the process is gone.
         """
         try:
             right, result = self._pipe.recv()

@@ -434,7 +434,7 @@ class MaxPool2d(Op):
 
 @dataclass(frozen=True)
 class ConvMaxPool(Op):
-    """A convolution and the max-pooling of what it makes, which need never be stored.
+    """A convolution and max-pooling; the convolution's result need never be stored.
 
     The result is that of the two ops one after the other. No fusion level asks for it: a plan
     takes it where the backend has a kernel for it (`r18.runtime.fusing`).

@@ -321,7 +321,7 @@ class QuantizePixels(Op):
 
 @dataclass(frozen=True)
 class QuantizedConvMaxPool(ConvMaxPoolForm):
-    """A convolution of integers and the max-pooling of what it makes, which need never be stored.
+    """A convolution of integers and max-pooling; the convolution's result need never be stored.
 
     The result is that of the ops one after the other. image: where it is given, it makes the
     convolution's integers of the image, which are numbers (`Quantize`) or pixels

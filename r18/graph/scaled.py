@@ -129,7 +129,7 @@ class ScaledLinear(LinearForm):
 
 @dataclass(frozen=True)
 class ScaledConvMaxPool(ConvMaxPoolForm):
-    """A scaled convolution and the max-pooling of what it makes, which need never be stored.
+    """A scaled convolution and max-pooling; the convolution's result need never be stored.
 
     The result is that of the ops one after the other. image: where it is given, it makes the
     convolution's e4m3 numbers of the image in float32; its scale is the last weight.

@@ -96,10 +96,10 @@ def scaled_weights(
 ) -> dict[str, Array]:
     """The weights of `scaled(schedule)`.
 
-    schedule: at level `all`. weights: float ones of level `none`. ranges: the largest magnitude of
-    the input and of what each convolution makes. Raises `WeightsError` for a range that is missing,
-    and for a range, scale or multiplier that is not positive and finite in float32, and what
-    `fold_weights` raises.
+    schedule: at level `all`. weights: float ones of level `none`. ranges: the largest magnitudes of
+    the input and of each convolution's output. Raises `WeightsError` for a missing range, and for a
+    range, scale or multiplier that is not positive and finite in float32, and what `fold_weights`
+    raises.
     """
     read = fold_weights(schedule, weights)
     scales = value_scales(schedule, ranges)

@@ -124,8 +124,10 @@ def stem(
     largest: Callable[[Array], Array] = lambda windows: windows.max(axis=(4, 5)),
     read: Callable[[Conv2d, Array], tuple[Conv2d, Array]] = lambda conv, x: (conv, x),
 ) -> HostFunction:
-    """Pools sums, and then finishes and stores the largest. divide, store: of the image. read: what
-    the convolution reads, of which op."""
+    """Pools sums, and then finishes and stores the largest.
+
+    divide, store: how the image becomes e4m3. read: the convolution that is computed, its image.
+    """
 
     def run(
         op: ScaledConvMaxPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array

@@ -129,7 +129,7 @@ def test_each_pixel_spoils_the_columns_whose_windows_hold_it(tile: ScaledStemTil
 
 @EACH_TILE
 def test_products_read_no_byte_that_was_not_written(tile: ScaledStemTile) -> None:
-    """What lies in shared memory may be NaN, and 0 times NaN is NaN.
+    """Shared memory may hold NaN from earlier, and 0 times NaN is NaN.
 
     `store_quad` writes quad q to the chunk q of even columns; its halves are in two chunks of odd
     ones. The first chunk of a group is also the last of the group before.

@@ -1,6 +1,6 @@
 // Convolution of e4m3 images with few channels under 7×7 windows, fused with max-pooling, on Hopper's
-// tensor cores (wgmma). Writes NHWC. The image is e4m3 in NCHW, or float32 in NCHW, of which it makes
-// e4m3 (stem_image.cuh).
+// tensor cores (wgmma). The image is NCHW, in e4m3 or float32; float32 is rounded to e4m3 first
+// (stem_image.cuh). Writes NHWC.
 //
 // Rows of A are 64 channels, rows of B the columns of one row of the convolution, K the 8 pixels
 // (of 4 bytes) that a row of the window covers; the first of them is outside of the window and has
