@@ -75,10 +75,13 @@ def measure(timed: Timed, work: float) -> tuple[Pace, Pace]:
 
 
 def _repeats(timed: Timed) -> int:
-    """As many as take about `BURST` seconds; untimed work warms up, too."""
+    """As many as take about `BURST` seconds; untimed work warms up, too.
+
+    By the shortest of a few launches: one may have waited for something else.
+    """
     repeats = 1
     timed(repeats, 1)
-    while (seconds := timed(repeats, 1)[0]) < BURST / 4:
+    while (seconds := min(timed(repeats, 3))) < BURST / 4:
         repeats *= 4
     return max(1, round(repeats * BURST / seconds))
 

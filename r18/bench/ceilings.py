@@ -175,18 +175,29 @@ def _cpu(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tu
     yield COPY, (2.0 * source.nbytes, seconds, how)
 
 
-def _int8(side: int, threads: int) -> Timed:
-    """A product of int8 matrices by PyTorch."""
+def _int8(most: int, threads: int) -> Timed:
+    """A product of int8 matrices by PyTorch, of side `most` or of the largest half, quarter … of it
+    that takes no longer than `SECONDS` together: without instructions for bytes PyTorch multiplies
+    them one by one, a hundred times as slowly.
+    """
     import torch
 
     made = torch.Generator().manual_seed(0)
-    a, b = (
-        torch.randint(-128, 128, (side, side), dtype=torch.int8, generator=made) for _ in range(2)
-    )
+
+    def product(side: int) -> Callable[[], float]:
+        a, b = (
+            torch.randint(-128, 128, (side, side), dtype=torch.int8, generator=made)
+            for _ in range(2)
+        )
+        return partial(_clocked, partial(torch._int_mm, a, b))
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        seconds = _runs(partial(_clocked, partial(torch._int_mm, a, b)))
+        side = max(most // 16, 1)
+        while 2 * side <= most and LEAST * 8 * product(side)() < SECONDS:
+            side *= 2
+        seconds = _runs(product(side))
     finally:
         torch.set_num_threads(before)
     how = f"PyTorch {torch.__version__}, matrix product {side}³, {threads} threads"
