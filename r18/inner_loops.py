@@ -15,7 +15,7 @@ from typing import Any
 from tabulate import tabulate
 
 from r18.backend import Backend, Ceiling, HostCode, Kernel
-from r18.bench.roofline import own_operations
+from r18.bench.roofline import algorithm_of, own_operations
 from r18.bench.tuning import Range, tuned_schedules
 from r18.errors import UsageError
 from r18.graph.ops import Problem
@@ -229,7 +229,7 @@ def _share(backend: Backend, kernel: Kernel, problem: Problem, rate: float | Non
     place = Range(backend, problem, kernel.precision)
     launches = place.launches(kernel)
     seconds = min(place.measure(launches, CALLS, 1) for _ in range(RUNS)) / 1e6
-    return Share(own_operations(problem, kernel.contract.algorithm) / seconds, rate)
+    return Share(own_operations(problem, algorithm_of(kernel.id)) / seconds, rate)
 
 
 def _problems(backend: Backend, kernels: Sequence[Kernel]) -> Iterator[tuple[str, Problem]]:

@@ -28,6 +28,7 @@ from typing import Any, Literal
 from r18.backend import Plan, StepTime
 from r18.backend.ceilings import COPY
 from r18.errors import R18Error, UsageError
+from r18.graph.forms import ConvForm
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, parts_of
 from r18.graph.passes import fuse, fuse_ops
 from r18.graph.precision import INT8, PRECISIONS, Precision, precision
@@ -40,7 +41,7 @@ OPERATIONS, BYTES = "operations", "bytes"
 PRODUCTS = {"fp16x3": ("fp16", 3)}
 """Precisions whose product is made of several in another one, and how many."""
 WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
-"""Outputs along a side of a tile, by the algorithm of a kernel; filters are 3×3."""
+"""Outputs along a side of a tile, by how the algorithm of a kernel begins; filters are 3×3."""
 LIBRARY = "by a library"
 """What gave a ceiling that no instruction did."""
 
@@ -237,15 +238,15 @@ def moved_nbytes(problem: Problem, precision: Precision) -> int:
 
 
 def own_operations(problem: Problem, algorithm: str) -> int:
-    """Operations of the products alone that an algorithm (of a contract) does for a problem.
+    """Operations of the products alone that an algorithm (of a kernel's id) does for a problem.
 
     F(m×m, 3×3) has (m + 2)² products a tile of m×m outputs, input channel and output channel
     (Lavin and Gray, CVPR 2016). A convolution that it does not compute costs what the definition
     says.
     """
-    tile = WINOGRAD_TILES.get(algorithm)
+    tile = _winograd_tile(algorithm)
     conv = parts_of(problem)[0] if isinstance(problem.op, ConvMaxPool) else problem
-    op = conv.op
+    op = conv.op.conv if isinstance(conv.op, ConvForm) else conv.op
     if (
         tile is None
         or not isinstance(op, Conv2d)
@@ -257,6 +258,12 @@ def own_operations(problem: Problem, algorithm: str) -> int:
     return 2 * tiles * (tile + 2) ** 2 * op.in_channels * out_channels
 
 
+def _winograd_tile(algorithm: str) -> int | None:
+    """Outputs along a side of a tile; a name may go on: `winograd_f2x2_avx2`."""
+    named = (tile for name, tile in WINOGRAD_TILES.items() if algorithm.startswith(name))
+    return next(named, None)
+
+
 def algorithm_of(kernel: str) -> str:
     """The algorithm that a kernel's id `backend/op/algorithm/precision` names; "" for none."""
     parts = kernel.split("/")
@@ -265,7 +272,7 @@ def algorithm_of(kernel: str) -> str:
 
 def multiplying_less(kernels: Iterable[str]) -> tuple[str, ...]:
     """The algorithms of kernels, by id, that have floors of their own; each once, sorted."""
-    return tuple(sorted({algorithm_of(kernel) for kernel in kernels} & WINOGRAD_TILES.keys()))
+    return tuple(sorted({found for one in kernels if _winograd_tile(found := algorithm_of(one))}))
 
 
 # -- measured ----------------------------------------------------------------------------------

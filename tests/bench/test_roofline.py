@@ -238,13 +238,16 @@ def test_which_ops_a_recorded_program_fuses() -> None:
     [
         ("sum", 8, 9 * 64),
         ("winograd_f2x2", 8, 16 * 16),
+        ("winograd_f2x2_avx2", 8, 16 * 16),
         ("winograd_f4x4", 8, 36 * 4),
         ("winograd_f4x4", 7, 36 * 4),  # a whole tile where a part of it is needed
     ],
 )
 def test_winograd_multiplies_less(algorithm: str, size: int, products: int) -> None:
-    problem = Problem(Conv2d(3, 5, (3, 3), (1, 1), (1, 1)), ((2, 3, size, size),))
-    assert own_operations(problem, algorithm) == 2 * 2 * 3 * 5 * products
+    conv = Conv2d(3, 5, (3, 3), (1, 1), (1, 1), bias=True)
+    for op in (conv, QuantizedConv2d(conv, ("int8",))):
+        problem = Problem(op, ((2, 3, size, size),))
+        assert own_operations(problem, algorithm) == 2 * 2 * 3 * 5 * products
 
 
 # -- floors ------------------------------------------------------------------------------------
