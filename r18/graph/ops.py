@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 from r18.errors import ShapeError, show
@@ -711,7 +712,7 @@ class Problem:
         for shape in (self.output, *(spec.shape for spec in self.op.weights())):
             check_size(shape)
 
-    @property
+    @cached_property
     def output(self) -> Shape:
         return self.op.infer(*self.inputs)
 
@@ -730,6 +731,7 @@ class Problem:
         return f"{self.op.label}({_settings(self.op)}) {ins} → {out}"
 
 
+@lru_cache(maxsize=1024)  # the oracle asks for those of one problem hundreds of times
 def parts_of(problem: Problem) -> tuple[Problem, ...]:
     """The problems of an op's parts, each of what the one before it makes.
 

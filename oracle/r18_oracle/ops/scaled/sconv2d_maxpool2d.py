@@ -6,6 +6,7 @@ Of e4m3 numbers, or of an image in float32 that it makes e4m3 numbers of.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from r18.backend import Array, Kernel
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.graph.precision import round_to_e4m3
 from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
+from r18_oracle.generate.sizes import takes
 from r18_oracle.ops import conv2d_maxpool2d
 from r18_oracle.ops.integers.qconv2d_maxpool2d import LARGE
 from r18_oracle.ops.integers.spec import asked
@@ -66,8 +68,12 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
                 yield self.quantized(Problem(stem, (shape,)), {"scaled": image})
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
-        for problem in self.inner.crossings(asked(kernel, self._forms), size):
-            yield from self._forms(problem)
+        """Of e4m3 and of float32 in turn, where the kernel takes either."""
+        every = self.inner.crossings(asked(kernel, self._forms), size)
+        for problem, turn in zip(every, cycle(range(len(IMAGES))), strict=False):
+            forms = tuple(self._forms(problem))
+            both = all(takes(kernel, form) for form in forms)
+            yield from forms[turn : turn + 1] if both else forms
 
     def room(self, kernel: Kernel, max_elements: int, max_macs: int) -> tuple[int, int]:
         return self.inner.room(asked(kernel, self._forms), max_elements, max_macs)
