@@ -569,6 +569,24 @@ def test_a_mutant_may_be_silent_for_far_longer_than_what_it_was_made_from() -> N
     assert patience(["c"], paces, 60) == 60
 
 
+@pytest.mark.usefixtures("quick_runs")
+def test_the_silence_of_an_unchanged_kernel_holds_its_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program compiles all kernels into the cache that they share: paces are measured before."""
+    order: list[str] = []
+    for name in ("_baseline", "_unchanged_programs"):
+        real = getattr(running, name)
+
+        def noted(*arguments: Any, name: str = name, real: Any = real) -> Any:
+            order.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(running, name, noted)
+    run(TOY, network="tiny", workers=1, limit=1)
+    assert order == ["_baseline", "_unchanged_programs"]
+
+
 # -- the command -------------------------------------------------------------------------------
 
 

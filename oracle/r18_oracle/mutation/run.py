@@ -196,8 +196,10 @@ def _run_trials(
     if any(mutant.compiled for mutant in trials):
         question = _with_machine_code(question, sample.backend, sample.device, used)
     todo = [name for name in used if name not in state.known.paces]
-    _unchanged_programs(pool, question, sample, trials)
+    # First, while nothing is in the cache: a kernel's silence has to hold its compilation, since a
+    # mutant is compiled again.
     paces = {**state.known.paces, **_baseline(pool, question, todo, progress)}
+    _unchanged_programs(pool, question, sample, trials)
     if state.journal is not None:
         state.journal.passed(paces)
     if any(name not in paces for name in used):
