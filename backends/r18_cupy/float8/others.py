@@ -2,154 +2,79 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from r18.backend import RoundingContract
-from r18.graph.ops import Layout, MaxPool2d, Problem, Relayout
+from r18.graph.ops import MaxPool2d, Problem, Relayout
 from r18.graph.precision import FP8
 from r18.graph.scaled import Scale, ScaledGlobalAvgPool, ScaledLinear
+from r18_cupy.bytes.gap import ByteGap
+from r18_cupy.bytes.maxpool2d import ByteMaxPool
+from r18_cupy.bytes.quantize import ByteQuantize
+from r18_cupy.bytes.relayout import BYTE, ByteTranspose, transposing
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, Argument, GridLaunch, Pointer, Role, X, ceil_div, struct
 from r18_cupy.float8.kernel import WIDE, Float8Kernel, exact, plain_sum
 from r18_cupy.ops.linear import LINEAR_SHAPE
-from r18_cupy.ops.maxpool2d import POOL_SHAPE
-from r18_cupy.ops.relayout import (
-    NARROW,
-    NARROW_LENGTH,
-    TILE,
-    TRANSPOSE_SHAPE,
-    matrices,
-    tile_extents,
-)
 
-THREADS = 256
-RGB, RGB_PIXELS = 3, 4  # channels, and pixels per thread
-RUN = 4  # elements per thread of an image whose layout stays
-WIDTH = 16  # channels per thread of max-pooling, in NHWC
-LANES, WARPS, WORD = 32, 8, 4  # of kernels/float8/gap.cu
+LANES = 32
 TILE_SAMPLES = TILE_FEATURES = 32  # of a block of kernels/float8/linear.cu,
 TILE_THREADS = 128
 
 
 @dataclass(frozen=True, eq=False)
-class ScaleKernel(Float8Kernel):
-    """Reads NCHW, as images are given. To NHWC: four pixels of RGB per thread; images with other
-    channels, or whose planes are not whole vectors, one element per thread. Where both layouts have
-    one order, as for NCHW: four elements per thread.
-    """
+class ScaleKernel(Float8Kernel, ByteQuantize):
+    """See kernels/float8/scale.cu."""
 
     op = Scale
-    algorithm = "divide"
+    source = "float8/scale"
+    run = 4
 
     @property
     def contract(self) -> RoundingContract:
         return RoundingContract("scale", FP8.accumulate, FP8.storage)
 
-    @property
-    def reads(self) -> Layout | None:
-        return Layout.NCHW
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        return (RUN, THREADS) if self.layout is Layout.NCHW else (RGB, RGB_PIXELS, THREADS)
-
-    @property
-    def extra_problems(self) -> tuple[Problem, ...]:
-        """RGB in planes of whole vectors."""
-        return (Problem(Scale(), ((2, RGB, 3, RGB_PIXELS),)),)
-
-    def entries(self) -> tuple[Entry, ...]:
-        symbols = ["scale_elements"]
-        if self.layout is Layout.NHWC:
-            symbols += ["scale_rgb_to_nhwc", "scale_any_to_nhwc"]
-        return tuple(Entry("float8/scale", symbol) for symbol in symbols)
-
-    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        shape, count = problem.output, math.prod(problem.output)
-        elements, *to_nhwc = self.entries()
-        if not to_nhwc or len(shape) != 4 or 1 in (shape[1], shape[2] * shape[3]):
-            return (self._launch(elements, ceil_div(count, RUN), count),)
-        rgb, any_channels = to_nhwc
-        n, c, h, w = shape
-        if c == RGB and h * w % RGB_PIXELS == 0:
-            runs = h * w // RGB_PIXELS
-            return (self._launch(rgb, n * runs, n * runs, runs),)
-        return (self._launch(any_channels, count, count, h * w, c),)
-
-    def _launch(self, entry: Entry, threads: int, *sizes: int) -> GridLaunch:
-        arguments: tuple[Argument, ...] = (X, Pointer(Role.WEIGHT), OUT, *map(np.uint32, sizes))
-        blocks = ceil_div(threads, THREADS)
-        return GridLaunch(entry, (blocks, 1, 1), (THREADS, 1, 1), arguments, overlaps=True)
-
 
 @dataclass(frozen=True, eq=False)
-class ScaledMaxPool(Float8Kernel):
-    """Each window independently. NCHW: one thread per output. NHWC: one thread per 16 channels.
-
-    NHWC with channels that are not whole vectors: one thread per channel.
-    """
+class ScaledMaxPool(Float8Kernel, ByteMaxPool):
+    """See kernels/float8/maxpool2d.cu."""
 
     op = MaxPool2d
-    algorithm = "direct"
 
     @property
     def contract(self) -> RoundingContract:
         return exact()
 
-    @property
-    def edges(self) -> tuple[int, ...]:
-        return (THREADS,) if self.layout is Layout.NCHW else (WIDTH, THREADS)
-
     def entries(self) -> tuple[Entry, ...]:
         return (Entry("float8/maxpool2d", f"smaxpool2d_{self.layout.value}"),)
 
-    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        pool, (n, c, h, w) = cast(MaxPool2d, problem.op), problem.inputs[0]
-        _, _, oh, ow = problem.output
-        fields = (n, c, h, w, oh, ow, *pool.kernel_size, *pool.stride, *pool.padding)
-        shape = struct(np.array([fields], POOL_SHAPE))
-        width = WIDTH if self.layout is Layout.NHWC and c % WIDTH == 0 else 1
-        blocks = ceil_div(math.prod(problem.output) // width, THREADS)
-        widths = (np.uint32(width),) if self.layout is Layout.NHWC else ()
+    def entry_of(self, problem: Problem) -> Entry:
         (entry,) = self.entries()
-        arguments = (X, OUT, shape, *widths)
-        return (GridLaunch(entry, (blocks, 1, 1), (THREADS, 1, 1), arguments, overlaps=True),)
+        return entry
+
+    def pool_of(self, problem: Problem) -> MaxPool2d:
+        return cast(MaxPool2d, problem.op)
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledGap(Float8Kernel):
-    """float32 sums in a fixed tree. NCHW: one warp per plane. NHWC: eight warps per 128 channels of
-    an image, or per 32 where channels are not whole words."""
+class ScaledGap(Float8Kernel, ByteGap):
+    """float32 sums in a fixed tree. See kernels/float8/gap.cu."""
 
     op = ScaledGlobalAvgPool
-    algorithm = "tree"
 
     @property
     def contract(self) -> RoundingContract:
         return RoundingContract("mean", FP8.accumulate, WIDE)
 
-    @property
-    def edges(self) -> tuple[int, ...]:
-        narrow = (WARPS, LANES)
-        return narrow if self.layout is Layout.NCHW else (WORD, *narrow, LANES * WORD)
-
     def entries(self) -> tuple[Entry, ...]:
         return (Entry("float8/gap", f"sgap_{self.layout.value}"),)
 
-    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        n, c, h, w = problem.inputs[0]
-        if self.layout is Layout.NCHW:
-            blocks, groups = ceil_div(n * c, WARPS), n * c
-        else:
-            blocks, groups = n * ceil_div(c, LANES * (1 if c % WORD else WORD)), c
+    def entry_of(self, problem: Problem) -> Entry:
         (entry,) = self.entries()
-        arguments = (X, OUT, np.int32(groups), np.int32(h * w))
-        grid, block = (blocks, 1, 1), (LANES * WARPS, 1, 1)
-        return (GridLaunch(entry, grid, block, arguments, overlaps=True),)
+        return entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,29 +150,17 @@ class ScaledTiledLinear(ScaledLinearKernel):
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledTranspose(Float8Kernel):
-    """The transposition of kernels/ops/relayout.cu, of bytes."""
+class ScaledTranspose(Float8Kernel, ByteTranspose):
+    """Of e4m3 numbers."""
 
     op = Relayout
-    algorithm = "transpose"
 
     @property
     def contract(self) -> RoundingContract:
         return exact()
 
-    @property
-    def edges(self) -> tuple[int, ...]:
-        return (NARROW, TILE, NARROW_LENGTH)
-
     def entries(self) -> tuple[Entry, ...]:
-        sizes = (("TILE", TILE), ("NARROW", NARROW), ("NARROW_LENGTH", NARROW_LENGTH))
-        bits = ("BITS", "unsigned char")
-        return (Entry("ops/relayout", "relayout_transpose", (bits, *sizes)),)
+        return (transposing(BYTE),)
 
-    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        count, rows, columns = matrices(problem)
-        height, width = tile_extents(rows, columns)
-        blocks = count * ceil_div(rows, height) * ceil_div(columns, width)
-        shape = np.array([(count, rows, columns, height, width)], TRANSPOSE_SHAPE)
-        (entry,) = self.entries()
-        return (GridLaunch(entry, (blocks, 1, 1), (THREADS, 1, 1), (X, OUT, struct(shape))),)
+    def entry_of(self, problem: Problem) -> Entry:
+        return transposing(BYTE)

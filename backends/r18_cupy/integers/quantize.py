@@ -5,62 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from r18.graph.ops import Layout, Normalize, Problem
 from r18.graph.quantized import Quantize, QuantizePixels
+from r18_cupy.bytes.quantize import RGB, THREADS, ByteQuantize, per_thread
 from r18_cupy.cuda.compiler import Entry
-from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
+from r18_cupy.cuda.launch import GridLaunch, ceil_div
 from r18_cupy.integers.kernel import IntegerKernel
 
-THREADS = 256
-RGB = 3
 RUN = 16  # bytes per thread and access
-RGB_PIXELS = 4  # per thread, of float32
 MOST_CHANNELS = 16  # whose tables are in shared memory
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizeKernel(IntegerKernel):
-    """Reads NCHW, as images are given. To NCHW: 16 elements per thread.
-
-    To NHWC: four pixels of RGB per thread; images with other channels, or whose planes are not
-    whole vectors, one element per thread. Where both layouts have one order, as for NCHW.
-    """
+class QuantizeKernel(IntegerKernel, ByteQuantize):
+    """See kernels/integers/quantize.cu."""
 
     op = Quantize
-    algorithm = "divide"
-
-    @property
-    def reads(self) -> Layout | None:
-        return Layout.NCHW
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        return (RUN, THREADS) if self.layout is Layout.NCHW else (RGB, RGB_PIXELS, RUN, THREADS)
-
-    def entries(self) -> tuple[Entry, ...]:
-        symbols = ["quantize_elements"]
-        if self.layout is Layout.NHWC:
-            symbols += ["quantize_rgb_to_nhwc", "quantize_any_to_nhwc"]
-        return tuple(Entry("integers/quantize", symbol) for symbol in symbols)
-
-    @property
-    def extra_problems(self) -> tuple[Problem, ...]:
-        """RGB in planes of whole vectors."""
-        return (Problem(Quantize(), ((2, RGB, 3, RGB_PIXELS),)),)
-
-    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        shape, count = problem.output, math.prod(problem.output)
-        elements, *to_nhwc = self.entries()
-        if not to_nhwc or len(shape) != 4 or 1 in (shape[1], shape[2] * shape[3]):
-            return (_launch(elements, ceil_div(count, RUN), Pointer(Role.WEIGHT), (count,)),)
-        rgb, any_channels = to_nhwc
-        n, c, h, w = shape
-        if c == RGB and h * w % RGB_PIXELS == 0:
-            runs = h * w // RGB_PIXELS
-            return (_launch(rgb, n * runs, Pointer(Role.WEIGHT), (n * runs, runs)),)
-        return (_launch(any_channels, count, Pointer(Role.WEIGHT), (count, h * w, c)),)
+    source = "integers/quantize"
+    run = RUN
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,22 +61,11 @@ class QuantizePixelsKernel(IntegerKernel):
         n, c, h, w = problem.output
         count, area = math.prod(problem.output), h * w
         whole, any_channels = self.entries()
-        table = Pointer(Role.WEIGHT)
         if self.layout is Layout.NHWC:
             if c <= MOST_CHANNELS:
-                return (_launch(whole, ceil_div(count, RUN), table, (count, c)),)
-            return (_launch(any_channels, count, table, (count, c, 1)),)
+                return (per_thread(whole, ceil_div(count, RUN), (count, c)),)
+            return (per_thread(any_channels, count, (count, c, 1)),)
         if c == RGB and area % RUN == 0:
             runs = area // RUN
-            return (_launch(whole, n * runs, table, (n * runs, runs)),)
-        return (_launch(any_channels, count, table, (count, c, area)),)
-
-
-def _launch(entry: Entry, threads: int, factor: Pointer, sizes: tuple[int, ...]) -> GridLaunch:
-    return GridLaunch(
-        entry,
-        (ceil_div(threads, THREADS), 1, 1),
-        (THREADS, 1, 1),
-        (X, factor, OUT, *map(np.uint32, sizes)),
-        overlaps=True,
-    )
+            return (per_thread(whole, n * runs, (n * runs, runs)),)
+        return (per_thread(any_channels, count, (count, c, area)),)
