@@ -19,7 +19,7 @@ from r18.graph.quantized import (
     QuantizedConv2d,
     QuantizedLinear,
 )
-from r18_cupy.integers.stem_wgmma import STAGES
+from r18_cupy.bytes.stem_wgmma import STAGES
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.crossings import crossings
 from r18_oracle.generate.inputs import make_case

@@ -20,10 +20,10 @@ from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
 from r18.graph.quantized import STORAGES, QuantizedAvgPoolLinear, QuantizedConv2d
 from r18.graph.resnet import resnet18
 from r18_cupy import Backend as Cupy
+from r18_cupy.bytes.wgmma_halo import HALO_SHAPE
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.launch import GridLaunch
-from r18_cupy.integers.wgmma_halo import HALO_SHAPE
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save

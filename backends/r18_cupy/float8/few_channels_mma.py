@@ -13,6 +13,7 @@ import numpy as np
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.scaled import ScaledConv2d
+from r18_cupy.bytes.conv import conv_of
 from r18_cupy.conv.base import conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import (
@@ -25,7 +26,7 @@ from r18_cupy.cuda.launch import (
     X,
     ceil_div,
 )
-from r18_cupy.float8.kernel import Float8Kernel, conv_of, factors, narrow_sum
+from r18_cupy.float8.kernel import Float8Kernel, factors, narrow_sum
 
 ROWS, COLUMNS, CHANNELS = 4, 32, 64  # outputs of a block
 TAPS, WORD = 8, 4  # of a row of the window, and channels of a tap

@@ -1,34 +1,28 @@
 """Implicit GEMM of e4m3 numbers with TMA and `wgmma`. NHWC.
 
-TMA gathers the pixels of each window position, `wgmma` multiplies them, and sums are promoted to
-float32; see kernels/float8/hopper/implicit_gemm_wgmma.cu. Split-K: where there are too few tiles to
-fill a GPU, the CTAs of a cluster divide K.
+See r18_cupy.bytes.implicit_gemm_wgmma and kernels/float8/hopper/implicit_gemm_wgmma.cu, which
+promotes sums to float32.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, cast
-
-import numpy as np
+from dataclasses import replace
+from typing import ClassVar
 
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.scaled import ScaledConv2d
-from r18_cupy.conv.base import conv_shape
-from r18_cupy.cuda.launch import NULL, OUT, GridLaunch, Pointer, Role, X, ceil_div
-from r18_cupy.float8.kernel import conv_of, factors
+from r18_cupy.bytes.implicit_gemm_wgmma import ByteImplicitGemmWgmma, blocks_at_once
+from r18_cupy.bytes.wgmma import CHUNK, GROUP_M, ByteTile
+from r18_cupy.cuda.launch import ceil_div
 from r18_cupy.float8.wgmma import ScaledWgmmaConv
 from r18_cupy.hopper.wgmma import PRODUCER_GROUP_THREADS, PRODUCER_THREADS
-from r18_cupy.integers.implicit_gemm_wgmma import blocks_at_once, estimate
-from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
-from r18_cupy.integers.wgmma import CHUNK, GROUP_M, SLAB_ROW, IntegerTile, packed_depth
 
 WARP_FED = 128
 """Pixels of a warpgroup that one warp of producers loads for."""
 
 
-class PromotedTile(IntegerTile):
-    """An `IntegerTile` whose threads have two registers for each of their outputs, as promoted sums
+class PromotedTile(ByteTile):
+    """An `ByteTile` whose threads have two registers for each of their outputs, as promoted sums
     take: for more than `WARP_FED` pixels a warpgroup of producers gives registers away.
     """
 
@@ -67,22 +61,16 @@ TILES = (
 """The compiled tiles, by K and by outputs."""
 
 
-@dataclass(frozen=True, eq=False)
-class ScaledImplicitGemmWgmma(ScaledWgmmaConv):
-    """Implicit GEMM on `wgmma` of e4m3, with the tile that suits the problem best."""
+class ScaledImplicitGemmWgmma(ScaledWgmmaConv, ByteImplicitGemmWgmma):
+    """Implicit GEMM on `wgmma` of e4m3. The integers' estimates choose its tiles."""
 
-    algorithm = "implicit_gemm_wgmma"
     source = "float8/hopper/implicit_gemm_wgmma"
     # The number of splits depends on the batch.
     batch_invariant: ClassVar[bool] = False
 
     @property
-    def tiles(self) -> tuple[IntegerTile, ...]:
+    def tiles(self) -> tuple[ByteTile, ...]:
         return TILES
-
-    def tile_for(self, problem: Problem) -> IntegerTile:
-        """The tile with the lowest estimate, which is that of the integers. Pure."""
-        return min(self.tiles, key=lambda tile: estimate(problem, tile))
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
@@ -97,56 +85,6 @@ class ScaledImplicitGemmWgmma(ScaledWgmmaConv):
             _with_residual(wide, small),
             Problem(ScaledConv2d(added), (image, image)),
             Problem(ScaledConv2d(plain), (image,)),
-        )
-
-    def pixels(self, problem: Problem, tile: IntegerTile) -> ByteIm2colMap:
-        """The tensor map of the input."""
-        op = cast(ScaledConv2d, problem.op).conv
-        windows = (op.kernel_size, op.stride, op.padding)
-        n, c, h, w = problem.inputs[0]
-        return ByteIm2colMap(X, "uint8", (n, c, h, w), *windows, tile.n, tile.k)
-
-    def refuses(self, problem: Problem) -> str | None:
-        if reason := self.refuses_channels(cast(ScaledConv2d, problem.op).conv):
-            return reason
-        if reason := self.pixels(problem, self.tiles[0]).refusal():
-            return f"TMA takes {reason}"
-        return None
-
-    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        op = cast(ScaledConv2d, problem.op)
-        tile = self.tile_for(problem)
-        n, o, oh, ow = problem.output
-        tiles = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m)
-        blocks = tiles if tile.parts > 1 else min(tiles, blocks_at_once(tile))
-        bias, multiplier, residual_multiplier = factors(op)
-        residual = Pointer(Role.INPUT, 1) if op.conv.residual else None
-
-        def slab(pointer: Pointer) -> ByteMap:
-            return ByteMap(pointer, (o, n * oh * ow), (SLAB_ROW, tile.group_n))
-
-        return (
-            GridLaunch(
-                self.entry(tile),
-                (blocks, tile.parts, 1),
-                (tile.threads, 1, 1),
-                (
-                    self.pixels(problem, tile),
-                    self.weights(op.conv, tile),
-                    slab(residual or OUT),
-                    slab(OUT),
-                    bias,
-                    multiplier,
-                    residual or NULL,
-                    residual_multiplier,
-                    OUT,
-                    conv_shape(conv_of(problem)),
-                    np.int32(tiles),
-                    np.int32(packed_depth(op.conv, tile.k) // tile.k),
-                ),
-                tile.shared_nbytes,
-                overlaps=True,
-            ),
         )
 
 

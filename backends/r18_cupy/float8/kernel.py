@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from r18.backend import RoundingContract
-from r18.graph.ops import Layout, Problem
+from r18.graph.ops import Layout
 from r18.graph.precision import FP8, Precision
 from r18.graph.scaled import ScaledConv2d
 from r18_cupy.cuda.launch import NULL, Argument, Pointer, Role
@@ -52,17 +52,10 @@ def factors(op: ScaledConv2d) -> tuple[Argument, Argument, Argument]:
     return Pointer(Role.WEIGHT, 1), Pointer(Role.WEIGHT, 2), more
 
 
-def conv_of(problem: Problem) -> Problem:
-    """The problem of the convolution that a `ScaledConv2d` scales."""
-    assert isinstance(problem.op, ScaledConv2d)  # `refusal` has checked it
-    return Problem(problem.op.conv, problem.inputs)
-
-
 __all__ = [
     "FRACTION",
     "WIDE",
     "Float8Kernel",
-    "conv_of",
     "exact",
     "factors",
     "narrow_sum",

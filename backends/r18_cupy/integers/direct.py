@@ -14,24 +14,23 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import EXTRAS, Conv2d, Layout, Problem
 from r18.graph.quantized import QuantizedConv2d
+from r18_cupy.bytes.conv import ByteDirect, conv_of, conv_op
 from r18_cupy.conv import groups
 from r18_cupy.conv.base import conv_shape
 from r18_cupy.conv.groups import PIXELS, SLOT, Slots
 from r18_cupy.cuda.compiler import Entry
-from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
-from r18_cupy.integers.kernel import BYTES, IntegerKernel, conv_of, ends, epilogue
+from r18_cupy.cuda.launch import OUT, Argument, GridLaunch, Pointer, Role, X, ceil_div
+from r18_cupy.integers.kernel import BYTES, IntegerKernel, ends, epilogue, factors
 from r18_cupy.kernel import MAX_ELEMENTS
 
-THREADS = 256
 WORD = 4  # channels whose products are one instruction
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedDirect(IntegerKernel):
-    """One thread per output: slow and plain. Weights of any number of bits are stored as int8."""
+class QuantizedDirect(IntegerKernel, ByteDirect):
+    """Sums in int32. Weights of any number of bits are stored as int8."""
 
     op = QuantizedConv2d
-    algorithm = "direct"
 
     def entry(self, stored: str) -> Entry:
         symbol = f"qconv2d_direct_{self.layout.value}"
@@ -40,34 +39,14 @@ class QuantizedDirect(IntegerKernel):
     def entries(self) -> tuple[Entry, ...]:
         return tuple(map(self.entry, BYTES))
 
-    def refuses(self, problem: Problem) -> str | None:
-        op = cast(QuantizedConv2d, problem.op)
-        if math.prod(op.weights()[0].shape) > MAX_ELEMENTS:
-            return "indexes with 32 bits; the weights have too many elements"
-        return None
+    def entry_of(self, problem: Problem) -> Entry:
+        return self.entry(cast(QuantizedConv2d, problem.op).stored[0])
 
-    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The weight as OIHW for NCHW, as HWIO for NHWC."""
-        weight, *others = super().pack(problem, weights)
-        if self.layout is Layout.NHWC:
-            weight = np.ascontiguousarray(weight.transpose(2, 3, 1, 0))
-        return weight, *others
+    def factors(self, problem: Problem) -> tuple[Argument, ...]:
+        return factors(cast(QuantizedConv2d, problem.op))
 
-    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        op = cast(QuantizedConv2d, problem.op)
-        blocks = ceil_div(math.prod(problem.output), THREADS)
-        return (
-            GridLaunch(
-                self.entry(op.stored[0]),
-                (blocks, 1, 1),
-                (THREADS, 1, 1),
-                (
-                    *(X, Pointer(Role.WEIGHT), *epilogue(op), OUT),
-                    *(conv_shape(conv_of(problem)), *ends(op.output_storage)),
-                ),
-                overlaps=True,
-            ),
-        )
+    def ends(self, problem: Problem) -> tuple[Argument, ...]:
+        return ends(cast(QuantizedConv2d, problem.op).output_storage)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +89,7 @@ class QuantizedDirectGrouped(IntegerKernel):
         )
 
     def refuses(self, problem: Problem) -> str | None:
-        op = cast(QuantizedConv2d, problem.op).conv
+        op = conv_op(problem)
         words = math.prod(op.kernel_size) * ceil_div(op.group_channels, WORD)
         elements = words * Slots.of(op).count * SLOT * WORD
         if elements > MAX_ELEMENTS:
@@ -144,8 +123,3 @@ class QuantizedDirectGrouped(IntegerKernel):
                 overlaps=True,
             ),
         )
-
-
-def conv_op(problem: Problem) -> Conv2d:
-    """The convolution that the problem's op quantises."""
-    return cast(QuantizedConv2d, problem.op).conv

@@ -16,12 +16,13 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.quantized import LIMITS, QuantizedConv2d
+from r18_cupy.bytes.conv import conv_of
 from r18_cupy.conv.base import conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_BYTES_PER_CYCLE
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
 from r18_cupy.cuda.tile import TileConfig
-from r18_cupy.integers.kernel import BYTES, IntegerKernel, conv_of, ends, epilogue
+from r18_cupy.integers.kernel import BYTES, IntegerKernel, ends, epilogue
 from r18_cupy.kernel import MAX_ELEMENTS
 
 CHUNK = 16  # bytes of a cp.async, and channels

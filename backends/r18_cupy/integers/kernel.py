@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from r18.backend import RoundingContract
-from r18.graph.ops import Layout, Problem
+from r18.graph.ops import Layout
 from r18.graph.precision import INT8, Precision
 from r18.graph.quantized import QuantizedConv2d
 from r18_cupy.cuda.launch import NULL, Argument, Pointer, Role
@@ -35,27 +35,28 @@ def ends(storage: str) -> tuple[np.int32, np.int32]:
     return np.int32(limits.min), np.int32(limits.max)
 
 
-def epilogue(op: QuantizedConv2d) -> tuple[Argument, ...]:
-    """The arguments that `Epilogue` of kernels/integers/epilogue.cuh begins with, in its order.
+def factors(op: QuantizedConv2d) -> tuple[Argument, ...]:
+    """What a kernel finishes sums with, in the order of its parameters.
 
-    Bias (O,) in int32, multiplier (O,) in float32, residual and the address of its multiplier, and
-    whether the residual is int8. Without a residual both pointers are null. Weights are in the
-    op's order.
+    Bias (O,) in int32, multiplier (O,) in float32, the address of the residual's multiplier, null
+    without a residual, and whether the residual is int8. Weights are in the op's order.
     """
     residual = op.conv.residual
     return (
         Pointer(Role.WEIGHT, 1),
         Pointer(Role.WEIGHT, 2),
-        Pointer(Role.INPUT, 1) if residual else NULL,
         Pointer(Role.WEIGHT, 3) if residual else NULL,
         np.int32(residual and op.stored[1] == "int8"),
     )
 
 
-def conv_of(problem: Problem) -> Problem:
-    """The problem of the convolution that a `QuantizedConv2d` quantises."""
-    assert isinstance(problem.op, QuantizedConv2d)  # `refusal` has checked it
-    return Problem(problem.op.conv, problem.inputs)
+def epilogue(op: QuantizedConv2d) -> tuple[Argument, ...]:
+    """The arguments that `Epilogue` of kernels/integers/epilogue.cuh begins with, in its order:
+    `factors`, with the residual behind the multiplier.
+    """
+    bias, multiplier, *others = factors(op)
+    residual = Pointer(Role.INPUT, 1) if op.conv.residual else NULL
+    return bias, multiplier, residual, *others
 
 
-__all__ = ["BYTES", "IntegerKernel", "conv_of", "ends", "epilogue"]
+__all__ = ["BYTES", "IntegerKernel", "ends", "epilogue", "factors"]

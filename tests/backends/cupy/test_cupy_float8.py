@@ -31,6 +31,9 @@ from r18.graph.scaled import (
 from r18.graph.scaling import scaled
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend
+from r18_cupy.bytes.implicit_gemm_wgmma import blocks_at_once
+from r18_cupy.bytes.wgmma import ROW_ORDER, ByteTile, packed_depth
+from r18_cupy.bytes.wgmma_halo import RESIDENT_TILES, blocking_of
 from r18_cupy.cuda.compiler import capability, compile_ptx
 from r18_cupy.cuda.h200 import MULTIPROCESSOR_NBYTES, RESERVED_NBYTES, SHARED_NBYTES
 from r18_cupy.cuda.launch import DEFAULT_SHARED, MAX_GRID, NULL, Pointer, Role
@@ -48,9 +51,6 @@ from r18_cupy.float8.wgmma_halo import (
     ScaledImplicitGemmWgmmaHalo,
     ScaledImplicitGemmWgmmaResident,
 )
-from r18_cupy.integers.implicit_gemm_wgmma import blocks_at_once
-from r18_cupy.integers.wgmma import ROW_ORDER, IntegerTile, packed_depth
-from r18_cupy.integers.wgmma_halo import RESIDENT_TILES, blocking_of
 from r18_oracle.judge.declared import FRACTIONS, objection
 
 KERNELS = float8_kernels()
@@ -187,9 +187,9 @@ def test_keys_have_the_order_of_the_numbers() -> None:
 @pytest.mark.parametrize(
     ("kernel", "tile"),
     [(kernel, tile) for kernel in CHOOSING for tile in kernel.tiles],
-    ids=lambda one: one.name if isinstance(one, IntegerTile) else one.algorithm,
+    ids=lambda one: one.name if isinstance(one, ByteTile) else one.algorithm,
 )
-def test_tiles_are_legal(kernel: ScaledWgmmaConv, tile: IntegerTile) -> None:
+def test_tiles_are_legal(kernel: ScaledWgmmaConv, tile: ByteTile) -> None:
     assert tile.m == 64 * tile.groups_m
     assert tile.groups_m * tile.groups_n <= 2
     assert PROMOTED % tile.k == 0
@@ -340,8 +340,8 @@ def test_whole_rows_are_blocked_as_the_integers_are(kernel: ScaledHaloConv) -> N
             blocking = blocking_of(problem, tile)
             if problem.inputs[0][1] <= 64:
                 assert tile.k == 64  # whatever the batch is
-            assert launch.grid == (kernel.integers.blocks(problem, blocking), 1, 1)
-            assert launch.shared_nbytes == kernel.integers.shared_nbytes(blocking)
+            assert launch.grid == (kernel.blocks(problem, blocking), 1, 1)
+            assert launch.shared_nbytes == kernel.shared_nbytes(blocking)
             taken += 1
     assert taken > 10
 
@@ -354,7 +354,7 @@ def test_whole_rows_are_blocked_as_the_integers_are(kernel: ScaledHaloConv) -> N
     [(GEMM, TILES[0], 4), (HALO, HALO_TILES[0], 4), (RESIDENT, RESIDENT_TILES[0], 18)],
     ids=["gemm", "halo", "resident"],
 )
-def test_tiles_multiply_e4m3(kernel: ScaledWgmmaConv, tile: IntegerTile, products: int) -> None:
+def test_tiles_multiply_e4m3(kernel: ScaledWgmmaConv, tile: ByteTile, products: int) -> None:
     ptx = compile_ptx(kernel.entry(tile), "sm_90a")
     found = re.findall(r"wgmma\.mma_async[.\w]*", ptx)
     assert set(found) == {f"wgmma.mma_async.sync.aligned.m64n{tile.group_n}k32.f32.e4m3.e4m3"}

@@ -20,26 +20,20 @@ from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
 from r18.graph.scaling import scaled
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend, float8
-from r18_cupy.cuda.compiler import capability, compile_ptx
-from r18_cupy.cuda.h200 import MULTIPROCESSOR_NBYTES, RESERVED_NBYTES, SHARED_NBYTES
-from r18_cupy.cuda.launch import NULL, Pointer
-from r18_cupy.float8.stem_wgmma import (
-    LINE_NANS,
-    POOL,
-    TILES,
-    Image,
-    ScaledStemTile,
-    ScaledStemWgmma,
-    of_floats,
-)
-from r18_cupy.integers.stem_wgmma import (
+from r18_cupy.bytes.stem_wgmma import (
     CHUNK_BYTES,
     CORE_ROWS,
     GROUP_CHUNKS,
+    POOL,
     STAGE_LINES,
     STAGES,
     WINDOW,
+    of_floats,
 )
+from r18_cupy.cuda.compiler import capability, compile_ptx
+from r18_cupy.cuda.h200 import MULTIPROCESSOR_NBYTES, RESERVED_NBYTES, SHARED_NBYTES
+from r18_cupy.cuda.launch import NULL, Pointer
+from r18_cupy.float8.stem_wgmma import LINE_NANS, TILES, Image, ScaledStemTile, ScaledStemWgmma
 from r18_cupy.integers.stem_wgmma import TILES as INTEGER_TILES
 from r18_oracle.generate.corners import corners
 from r18_oracle.judge.declared import objection

@@ -18,6 +18,24 @@ from r18.graph.passes import fuse
 from r18.graph.quantize import quantized
 from r18.graph.quantized import LIMITS, STORAGES, QuantizedConv2d
 from r18.graph.resnet import resnet18, resnet34
+from r18_cupy.bytes.tensor_map import ByteIm2colMap, ByteMap
+from r18_cupy.bytes.wgmma import (
+    ALIGNMENT,
+    GROUP_M,
+    ROW_ORDER,
+    SLAB_ROW,
+    ByteTile,
+    pack_weight,
+    packed_depth,
+)
+from r18_cupy.bytes.wgmma_halo import (
+    HALO_SHAPE,
+    RESIDENT_TILES,
+    Blocking,
+    ByteHaloConv,
+    blocking_of,
+)
+from r18_cupy.cuda.compiler import KERNELS as KERNEL_FILES
 from r18_cupy.cuda.compiler import Entry, compile_ptx
 from r18_cupy.cuda.h200 import (
     MULTIPROCESSOR_NBYTES,
@@ -27,26 +45,11 @@ from r18_cupy.cuda.h200 import (
 )
 from r18_cupy.cuda.launch import MAX_GRID, MAX_THREADS, NULL, OUT, GridLaunch, Pointer, Role, X
 from r18_cupy.integers.implicit_gemm_wgmma import TILES, QuantizedImplicitGemmWgmma
-from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
-from r18_cupy.integers.wgmma import (
-    ALIGNMENT,
-    GROUP_M,
-    ROW_ORDER,
-    SLAB_ROW,
-    IntegerTile,
-    QuantizedWgmmaConv,
-    pack_weight,
-    packed_depth,
-)
+from r18_cupy.integers.wgmma import QuantizedWgmmaConv
 from r18_cupy.integers.wgmma_halo import (
-    HALO_SHAPE,
     HALO_TILES,
-    RESIDENT_TILES,
-    Blocking,
-    QuantizedHaloConv,
     QuantizedImplicitGemmWgmmaHalo,
     QuantizedImplicitGemmWgmmaResident,
-    blocking_of,
 )
 from r18_cupy.kernel import MAX_ELEMENTS
 
@@ -54,7 +57,7 @@ GATHER = QuantizedImplicitGemmWgmma()
 HALO = QuantizedImplicitGemmWgmmaHalo()
 RESIDENT = QuantizedImplicitGemmWgmmaResident()
 KERNELS: tuple[QuantizedWgmmaConv, ...] = (GATHER, HALO, RESIDENT)
-HALO_KERNELS: tuple[QuantizedHaloConv, ...] = (HALO, RESIDENT)
+HALO_KERNELS: tuple[ByteHaloConv, ...] = (HALO, RESIDENT)
 REGISTERS = 65_536  # of a multiprocessor
 GARBAGE = 77  # what shared memory holds where nothing was loaded
 EACH_KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.algorithm)
@@ -187,7 +190,7 @@ def test_weights_of_every_width_are_packed_as_bytes(kernel: QuantizedWgmmaConv, 
 
 
 def row_of(place: int, blocking: Blocking) -> int:
-    """`RowOf` of kernels/integers/hopper/halo.cuh."""
+    """`RowOf` of kernels/bytes/hopper/halo.cuh."""
     per_place = -(-(2**16) // blocking.padded)
     line = place * per_place >> 16
     column = place - line * blocking.padded
@@ -196,7 +199,7 @@ def row_of(place: int, blocking: Blocking) -> int:
     return place + max(blocking.rows - 1 - line, 0) * blocking.width
 
 
-def by_tiles(problem: Problem, tile: IntegerTile) -> Array:
+def by_tiles(problem: Problem, tile: ByteTile) -> Array:
     """The sums (N,O,OH,OW) as the halo kernels compute them, tile by tile; −1 if not written."""
     blocking, op = blocking_of(problem, tile), conv_of(problem)
     x, weight = drawn(problem)
@@ -294,8 +297,8 @@ def test_the_rows_of_a_resnet_fill_tiles(
 
 
 def instances() -> set[int]:
-    """N of the products in kernels/integers/hopper/wgmma.cuh."""
-    path = GATHER.entries()[0].path.with_name("wgmma.cuh")
+    """N of the products in kernels/bytes/hopper/wgmma.cuh."""
+    path = KERNEL_FILES / "bytes/hopper/wgmma.cuh"
     return {int(n) for n in re.findall(r"^WGMMA_BYTES\((\d+),", path.read_text(), re.M)}
 
 
@@ -318,7 +321,7 @@ def test_every_instance_of_a_product_is_of_use() -> None:
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
-def test_gathering_tiles_fit_a_multiprocessor(tile: IntegerTile) -> None:
+def test_gathering_tiles_fit_a_multiprocessor(tile: ByteTile) -> None:
     shared = tile.shared_nbytes
     assert shared <= SHARED_NBYTES
     assert tile.blocks * (shared + RESERVED_NBYTES) <= MULTIPROCESSOR_NBYTES
@@ -519,7 +522,7 @@ def test_a_block_for_each_tile_with_halo_and_what_it_is_told() -> None:
 
 
 def test_the_struct_is_the_devices() -> None:
-    text = HALO.entries()[0].path.with_name("halo.cuh").read_text()
+    text = (KERNEL_FILES / "bytes/hopper/halo.cuh").read_text()
     struct = re.search(r"struct HaloShape {(.*?)};", text, re.S)
     assert struct is not None
     declared = re.findall(r"int ([\w, ]+);", struct[1])
@@ -556,7 +559,7 @@ def sampled() -> list[Entry]:
     """For each kernel and storage format one function, and one with split-K."""
     split = next(tile for tile in TILES if tile.parts > 1)
     chosen = [(kernel, kernel.tiles[-1]) for kernel in (HALO, RESIDENT)]
-    pairs: list[tuple[QuantizedWgmmaConv, IntegerTile]] = [
+    pairs: list[tuple[QuantizedWgmmaConv, ByteTile]] = [
         (GATHER, TILES[0]),
         (GATHER, split),
         *chosen,

@@ -25,11 +25,11 @@ from r18.graph.passes import FUSION_LEVELS
 from r18.graph.resnet import resnet18, tiny
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend
+from r18_cupy.bytes.tensor_map import ByteMap
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import GridLaunch, Pointer, Role
 from r18_cupy.cuda.tensor_map import Im2colMap, MatrixMap, PatchMap
-from r18_cupy.integers.tensor_map import ByteMap
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.generate.problems import schedule_problems
 

@@ -157,7 +157,7 @@ def test_every_source_that_a_function_is_compiled_from_is_rewritten() -> None:
     assert rewritten.keys() == {*SOURCES, HEADER}
     sources = {path for entry in entries() for path in cuda_files(entry.path, KERNELS)}
     assert {path.relative_to(KERNELS).as_posix() for path in sources} <= rewritten.keys()
-    assert "r18_delay(" in rewritten["integers/hopper/tile.cuh"]
+    assert "r18_delay(" in rewritten["bytes/hopper/tile.cuh"]
 
 
 def test_each_site_draws_for_itself() -> None:

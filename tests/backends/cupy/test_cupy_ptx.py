@@ -34,6 +34,7 @@ PERSISTENT, STEM = "hopper/implicit_gemm_wgmma_persistent", "stem/few_channels_w
 PINGPONG, TURN = "hopper/implicit_gemm_wgmma_pingpong", "if (nth < TURNS)"
 WAIT, FENCE = "wait_for_previous_launch();\n", "fence_async_proxy();\n"
 INTEGERS, FLOATS = "integers/stem_wgmma", "TILE_IMAGE=3"
+STAGED = "bytes/hopper/stem_kernel.cuh"
 FENCED = f"        {FENCE[:-1]}  // wgmma reads them\n"
 POOLED, QHALO = "ops/gap_linear", "integers/hopper/implicit_gemm_wgmma_halo"
 TOGETHER, ALL = "  __syncwarp();\n", "    wgmma_wait<0>();\n"
@@ -75,7 +76,7 @@ PLANTED = [
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", "  cp_async_wait<0>();\n", ""),
     ("launch-wait", STEM, "", f"{STEM}.cu", f"    {WAIT}", ""),
-    ("proxy-fence", INTEGERS, FLOATS, f"{INTEGERS}.cu", FENCED, ""),
+    ("proxy-fence", INTEGERS, FLOATS, STAGED, FENCED, ""),
     ("launch-wait", "ops/gap", "", "ops/gap.cu", f"  {WAIT}", ""),
     ("aligned", GATHER, "TILE_PARTS=8", SPLIT_K, *swapped(TOGETHER, f"  {RELAXED}")),
     ("aligned", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", *swapped(TOGETHER, f"  {ARRIVE}")),
@@ -176,7 +177,7 @@ def test_a_planted_disorder_is_seen(
 def test_another_kind_of_violation_is_not_accepted(sources: Path) -> None:
     """The accepted one stays at the same arrival, of the same rule."""
     entry, function = launched(INTEGERS, FLOATS)
-    path = sources / f"{INTEGERS}.cu"
+    path = sources / STAGED
     path.write_text(path.read_text("utf-8").replace(FENCED, ""), "utf-8")
     found = violations(function, compiler.compile_ptx.__wrapped__(entry, TARGET))
     assert [one.message for one in found] == [

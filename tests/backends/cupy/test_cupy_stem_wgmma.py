@@ -26,9 +26,7 @@ from r18.graph.resnet import resnet18
 from r18.images.preprocess import Preprocess
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
-from r18_cupy.cuda import compiler
-from r18_cupy.cuda.h200 import SHARED_NBYTES
-from r18_cupy.integers.stem_wgmma import (
+from r18_cupy.bytes.stem_wgmma import (
     CHANNELS,
     CHUNK_BYTES,
     CORE_ROWS,
@@ -38,15 +36,14 @@ from r18_cupy.integers.stem_wgmma import (
     POOL,
     STAGE_LINES,
     STAGES,
-    TILES,
     WARP_CHANNELS,
     WARPS,
-    Image,
-    StemTile,
-    StemWgmma,
     of_floats,
     pack_weight,
 )
+from r18_cupy.cuda import compiler
+from r18_cupy.cuda.h200 import SHARED_NBYTES
+from r18_cupy.integers.stem_wgmma import TILES, Image, StemTile, StemWgmma
 from r18_oracle.ops.normalize import normalization
 from r18_oracle.search.choices import Share
 from r18_oracle.search.profiles import profile

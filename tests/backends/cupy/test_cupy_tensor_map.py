@@ -14,6 +14,7 @@ from cuda.bindings import driver
 
 from r18.graph.ops import Add, Problem
 from r18.graph.precision import FP32
+from r18_cupy.bytes.tensor_map import ByteIm2colMap, ByteMap
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.cuda import launch as launching
 from r18_cupy.cuda import tensor_map
@@ -30,14 +31,7 @@ from r18_cupy.cuda.launch import (
     Role,
     X,
 )
-from r18_cupy.cuda.tensor_map import (
-    NBYTES,
-    Im2colMap,
-    MatrixMap,
-    PatchMap,
-    TensorMapError,
-)
-from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
+from r18_cupy.cuda.tensor_map import NBYTES, Im2colMap, MatrixMap, PatchMap, TensorMapError
 
 ADDRESS = 4096
 

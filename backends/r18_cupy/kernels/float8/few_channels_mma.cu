@@ -1,11 +1,12 @@
 // Convolution of e4m3 images of few channels on tensor cores: the stem. NHWC.
 //
 // A CTA computes ROWS rows of COLUMNS outputs, 64 channels of each; a warp a row.
-// 1. All threads copy the pixels under the CTA's windows to shared memory, four bytes each: channels
-//    that do not exist are zeros. So are pixels outside of the image. They copy the weights too.
+// 1. All threads copy the pixels under the CTA's windows to shared memory, four bytes each:
+//    channels that do not exist are zeros. So are pixels outside of the image. They copy the
+//    weights too.
 // 2. K is a row of the window at a time: eight taps of four channels are the 32 bytes of one
-//    `mma.m16n8k32`. Weights and pixels of taps and channels that do not exist are zeros. A word of A
-//    is a pixel, so a fragment needs no alignment beyond that.
+//    `mma.m16n8k32`. Weights and pixels of taps and channels that do not exist are zeros. A word of
+//    A is a pixel, so a fragment needs no alignment beyond that.
 // 3. Epilogue: multiplier, bias, ReLU; numbers go through shared memory to be stored as vectors.
 //
 // Constraints: sm_89 or later; at most 4 channels and windows of 8 × 8; O a multiple of 16; no
@@ -23,9 +24,9 @@ constexpr int VECTOR = 16;                            // channels of a store
 
 static_assert(CHANNELS % VECTOR == 0 && COLUMNS % 16 == 0, "whole tiles and vectors");
 
-// D = A·B + D of 16 pixels by 8 channels over 32 bytes of K. Lane i holds of A rows i / 4 and 8 more,
-// bytes 4·(i % 4) of both, then these bytes + 16; of B column i / 4 likewise; of D row i / 4, columns
-// 2·(i % 4) and the next, then 8 rows more.
+// D = A·B + D of 16 pixels by 8 channels over 32 bytes of K. Lane i holds of A rows i / 4 and 8
+// more, bytes 4·(i % 4) of both, then these bytes + 16; of B column i / 4 likewise; of D row i / 4,
+// columns 2·(i % 4) and the next, then 8 rows more.
 __device__ __forceinline__ void mma_e4m3(float (&d)[4], const unsigned (&a)[4], unsigned b0,
                                          unsigned b1) {
   asm volatile(
@@ -100,8 +101,9 @@ sconv2d_few_channels_mma(const unsigned char* __restrict__ x, const unsigned* __
   }
   __syncthreads();  // all warps have read the pixels and weights: outputs take their place
 
+  // Pairs of channels.
   unsigned short* tile_out =
-      reinterpret_cast<unsigned short*>(words) + warp * COLUMNS * CHANNELS / 2;  // pairs of channels
+      reinterpret_cast<unsigned short*>(words) + warp * COLUMNS * CHANNELS / 2;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     const int channel = part.channel0 + 8 * n + 2 * quarter;

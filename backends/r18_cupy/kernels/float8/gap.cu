@@ -25,7 +25,8 @@ sgap_nchw(const unsigned char* __restrict__ x, float* __restrict__ out, const in
 
 // W channels a lane: 4, whose bytes are one word, or 1.
 template <int W>
-__device__ __forceinline__ void means(const unsigned char* x, float* out, int channels, int pixels) {
+__device__ __forceinline__ void means(const unsigned char* x, float* out, int channels,
+                                      int pixels) {
   __shared__ float partial[WARPS][LANES * W];
   const unsigned tiles = (channels + LANES * W - 1) / (LANES * W);
   const unsigned n = blockIdx.x / tiles;

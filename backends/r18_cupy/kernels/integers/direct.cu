@@ -1,47 +1,16 @@
-// Direct convolution of integers: one thread per output loops over its window. The slow, plain
-// baseline, in either layout.
-//
-// 1. A thread derives its output's image, channel, row and column from its index.
-// 2. It adds the products of its window in int32. The window is clipped to the image: padding is 0.
-// 3. Epilogue: bias, multiplier, residual, and the nearest integer.
-//
-// Constraints: none beyond 32-bit indices.
-#include "common/dependent_launch.cuh"
-#include "common/epilogue.cuh"
+// Direct convolution of integers, in either layout: sums in int32. See bytes/direct.cuh.
 #include "integers/finished.cuh"
 
-// Where an output is.
-struct Place {
-  int n, o, i, j;
-};
+using Number = int;
 
-// Distances between neighbours of an image's pixels and of a filter's taps: to the next channel,
-// row and column.
-struct Strides {
-  unsigned channel, row, column;
-};
-
-__device__ __forceinline__ int window_sum(const IMAGE* image, const signed char* filter,
-                                          const ConvShape& p, const Place& at, const Strides& of_x,
-                                          const Strides& of_filter) {
-  const int top = at.i * p.sh - p.ph, left = at.j * p.sw - p.pw;
-  const int last_row = min(p.kh, p.h - top), last_column = min(p.kw, p.w - left);
-  int sum = 0;
-  for (int r = max(0, -top); r < last_row; ++r) {
-    for (int s = max(0, -left); s < last_column; ++s) {
-      const IMAGE* pixel = image + (top + r) * of_x.row + (left + s) * of_x.column;
-      const signed char* tap = filter + r * of_filter.row + s * of_filter.column;
-      for (int c = 0; c < p.c; ++c, pixel += of_x.channel, tap += of_filter.channel) {
-        sum += (int)*pixel * (int)*tap;
-      }
-    }
-  }
-  return sum;
+__device__ __forceinline__ int plus_product(int sum, IMAGE x, signed char w) {
+  return sum + (int)x * (int)w;
 }
 
-// weight: OIHW.
-//
-// NOTE: without the second launch bound, ptxas aims at 32 registers on some architectures and spills.
+#include "bytes/direct.cuh"
+
+// NOTE: without the second launch bound, ptxas aims at 32 registers on some architectures and
+// spills.
 extern "C" __global__ void __launch_bounds__(256, 4)
 qconv2d_direct_nchw(const IMAGE* __restrict__ x, const signed char* __restrict__ weight,
                     const int* __restrict__ bias, const float* __restrict__ multiplier,
@@ -49,20 +18,12 @@ qconv2d_direct_nchw(const IMAGE* __restrict__ x, const signed char* __restrict__
                     const float* __restrict__ residual_multiplier, const int residual_is_signed,
                     unsigned char* __restrict__ out, const ConvShape p, const int low,
                     const int high) {
-  wait_for_previous_launch();
-  // Tensors have fewer than 2^31 elements (the host refuses others), and 32-bit division is faster.
-  const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
-  const unsigned row = index / p.ow, plane = row / p.oh, n = plane / p.o;
-  if (n >= p.n) return;
-  const Place at{(int)n, (int)(plane % p.o), (int)(row % p.oh), (int)(index % p.ow)};
-  const unsigned area = p.h * p.w, taps = p.kh * p.kw;
-  const int sum = window_sum(x + n * p.c * area, weight + at.o * p.c * taps, p, at,
-                             {area, (unsigned)p.w, 1}, {taps, (unsigned)p.kw, 1});
   const Epilogue to{bias, multiplier, residual, residual_multiplier, residual_is_signed, low, high};
-  out[index] = finished(to, sum, at.o, index);
+  convolve_nchw(x, weight, p, [&](int sum, int channel, unsigned index) {
+    out[index] = finished(to, sum, channel, index);
+  });
 }
 
-// weight: HWIO, so that neighbouring threads, of neighbouring channels, read neighbouring bytes.
 extern "C" __global__ void __launch_bounds__(256, 4)
 qconv2d_direct_nhwc(const IMAGE* __restrict__ x, const signed char* __restrict__ weight,
                     const int* __restrict__ bias, const float* __restrict__ multiplier,
@@ -70,14 +31,8 @@ qconv2d_direct_nhwc(const IMAGE* __restrict__ x, const signed char* __restrict__
                     const float* __restrict__ residual_multiplier, const int residual_is_signed,
                     unsigned char* __restrict__ out, const ConvShape p, const int low,
                     const int high) {
-  wait_for_previous_launch();
-  const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
-  const unsigned pixel = index / p.o, row = pixel / p.ow, n = row / p.oh;
-  if (n >= p.n) return;
-  const Place at{(int)n, (int)(index % p.o), (int)(row % p.oh), (int)(pixel % p.ow)};
-  const unsigned c = p.c, o = p.o;
-  const int sum = window_sum(x + n * p.h * p.w * c, weight + at.o, p, at,
-                             {1, p.w * c, c}, {o, p.kw * c * o, c * o});
   const Epilogue to{bias, multiplier, residual, residual_multiplier, residual_is_signed, low, high};
-  out[index] = finished(to, sum, at.o, index);
+  convolve_nhwc(x, weight, p, [&](int sum, int channel, unsigned index) {
+    out[index] = finished(to, sum, channel, index);
+  });
 }

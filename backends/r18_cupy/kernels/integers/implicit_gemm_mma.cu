@@ -2,9 +2,9 @@
 // of 8, 4 or 2 bits (BITS).
 //
 // Rows of A are output pixels, rows of B output channels. K runs over the window's rows, and in
-// each over the `row` bytes that the window covers of an image row. In NHWC these are adjacent, so a
-// position (r, e) of K is found without dividing by C. `row` is kw·C padded to whole 16-byte chunks;
-// weights are packed the same way, [O][depth].
+// each over the `row` bytes that the window covers of an image row. In NHWC these are adjacent, so
+// a position (r, e) of K is found without dividing by C. `row` is kw·C padded to whole 16-byte
+// chunks; weights are packed the same way, [O][depth].
 //
 // 1. Tile t + TILE_STAGES − 1 is copied to shared memory by cp.async while tile t is multiplied. A
 //    row of a tile is 128 bytes of K. Weights of 4 and 2 bits go through registers, where they

@@ -1,4 +1,5 @@
-// Products of bytes on tensor cores: mma.sync.m16n8k32, sums in int32, modulo 2^32. sm_80 and later.
+// Products of bytes on tensor cores: mma.sync.m16n8k32, sums in int32, modulo 2^32. sm_80 and
+// later.
 //
 // Measured in bytes the fragments have the layout of every other type (mma/mma.cuh), so ldmatrix
 // loads them: A has 16 rows and B 8, of 32 bytes of K each. Lane i holds of D: row i / 4 in d[0],

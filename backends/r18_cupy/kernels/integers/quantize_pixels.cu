@@ -1,7 +1,7 @@
 // Pixels to int8, by a table of 256 bytes per channel; pixels are NHWC.
 // 1. `quantize_pixels_nhwc`: a thread takes 16 bytes in their order; the table is in shared memory.
-// 2. `quantize_pixels_rgb_to_nchw`: a thread takes 16 adjacent pixels of RGB, and writes 16 bytes of
-//    each plane.
+// 2. `quantize_pixels_rgb_to_nchw`: a thread takes 16 adjacent pixels of RGB, and writes 16 bytes
+//    of each plane.
 // 3. `quantize_pixels_any`: any image, in either layout, one thread per element.
 //
 // Constraints: `quantize_pixels_nhwc` has room for MOST_CHANNELS; `quantize_pixels_rgb_to_nchw`

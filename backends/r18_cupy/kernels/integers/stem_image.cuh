@@ -1,35 +1,16 @@
-// The image of a stem, four adjacent pixels of a line at a time, as integers: int8 as they are, pixels
-// through a table, float32 divided by a scale.
-//
-// Reads are begun some stages before they are needed. Bytes wait in registers. Four float32 pixels are
-// four times as much: `cp.async` copies them into shared memory that no other thread reads.
+// The image of an integer stem: int8 as it is, pixels through a table, float32 divided by a scale.
+// See bytes/stem_image.cuh.
 //
 // The including file defines TILE_IMAGE.
 #pragma once
-#include "common/cp_async.cuh"
-#include "common/epilogue.cuh"
+#include "bytes/stem_image.cuh"
 
 // Values of TILE_IMAGE, as `Image` in integers/stem_wgmma.py has them.
 #define IMAGE_INT8 1
 #define IMAGE_PIXELS 2
 #define IMAGE_FLOAT32 3
 
-constexpr int MAX_CHANNELS = 4;
-constexpr int SHADES = 256;  // of a byte: the table's entries per channel
-
-// Four adjacent pixels of a line: a word per pixel, a byte per channel.
-using Quad = unsigned[4];
-
 #if TILE_IMAGE == IMAGE_FLOAT32
-struct RawQuad {};  // in shared memory
-#else
-// As it was read. Pixels: three words if lines can be read in words, else a word per pixel. int8: a
-// word per channel.
-struct RawQuad {
-  unsigned word[4];
-};
-#endif
-
 // Divides by one scale, rounded as a division is, if the scale is ordinary. CUDA's division
 // branches per quotient, which serialises them; here several are in flight.
 struct Divisor {
@@ -56,105 +37,24 @@ struct Divisor {
   }
 };
 
-// A thread's quad of every line: AHEAD stages of LINES lines are read ahead by each of THREADS.
-template <int AHEAD, int LINES, int THREADS>
-struct ImageReader {
-  const unsigned char* image;  // the CTA's image
-  unsigned memory;  // in shared memory: the table of pixels, or the thread's first float32 quad
-  Divisor by;       // of float32
-  int channels, h, w;
-  int first;   // column of its first pixel
-  bool words;  // whether a quad is inside of the image or outside, and its words are aligned
+template <int AHEAD, int THREADS>
+struct ImageReader : FloatReader<AHEAD, THREADS> {
+  using Base = FloatReader<AHEAD, THREADS>;
+  using typename Base::Raw;
+  Divisor by;
 
-  __device__ __forceinline__ ImageReader(const unsigned char* x, const void* weight, unsigned memory,
+  __device__ __forceinline__ ImageReader(const unsigned char* x, const void* scale, unsigned memory,
                                          int index, const ConvShape& p, int first, int thread)
-      : memory(memory),
-        by(TILE_IMAGE == IMAGE_FLOAT32 ? *static_cast<const float*>(weight) : 1.0f),
-        channels(p.c),
-        h(p.h),
-        w(p.w),
-        first(first),
-        words(p.w % 4 == 0) {
-    const size_t elements = (size_t)index * p.c * p.h * p.w;
-#if TILE_IMAGE == IMAGE_FLOAT32
-    image = x + elements * sizeof(float);
-    this->memory += thread * 16;
-#else
-    image = x + elements;
-#if TILE_IMAGE == IMAGE_PIXELS
-    words = words && p.c == 3;
-    const unsigned* const table = static_cast<const unsigned*>(weight);
-    for (int i = thread; i < MAX_CHANNELS * SHADES / 4; i += THREADS) {
-      const unsigned four = i < p.c * SHADES / 4 ? table[i] : 0;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(memory + i * 4), "r"(four) : "memory");
-    }
-#endif
-#endif
-  }
+      : Base(x, memory, index, p, first, thread), by(*static_cast<const float*>(scale)) {}
 
-  __device__ __forceinline__ bool has(int y, int i) const {
-    return (unsigned)y < (unsigned)h && (unsigned)(first + i) < (unsigned)w;
-  }
-
-  // Before the first `convert`.
-  __device__ __forceinline__ void begin() const {
-#if TILE_IMAGE == IMAGE_PIXELS
-    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");  // the table has been written
-#endif
-  }
-
-  // After the reads of a stage.
-  __device__ __forceinline__ void commit() const {
-#if TILE_IMAGE == IMAGE_FLOAT32
-    cp_async_commit();
-#endif
-  }
-
-  // Until the oldest stage of those that are read ahead is there.
-  __device__ __forceinline__ void wait() const {
-#if TILE_IMAGE == IMAGE_FLOAT32
-    cp_async_wait<AHEAD - 1>();
-#endif
-  }
-
-#if TILE_IMAGE == IMAGE_FLOAT32
-  // Of channel c of a quad. `slot`: stage and line.
-  __device__ __forceinline__ unsigned place(int slot, int c) const {
-    return memory + (slot * MAX_CHANNELS + c) * THREADS * 16;
-  }
-
-  __device__ __forceinline__ void read(RawQuad&, int slot, int y) const {
-    const float* const numbers = reinterpret_cast<const float*>(image);
-#pragma unroll
-    for (int c = 0; c < MAX_CHANNELS; ++c) {
-      if (c >= channels) break;
-      const float* const at = numbers + ((c * h + y) * w + first);
-      if (words) {
-        cp_async<16>(place(slot, c), has(y, 0) ? at : numbers, has(y, 0));
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          cp_async<4>(place(slot, c) + 4 * i, has(y, i) ? at + i : numbers, has(y, i));
-        }
-      }
-    }
-  }
-
-  // Outside of the image are zeros. NOTE: only images of three channels get unrolled code. A launch
-  // finds the instruction cache cold, and at batch 1 fetching code takes longer than dividing.
-  __device__ __forceinline__ void convert(Quad& pixels, const RawQuad&, int slot, int) const {
-    if (channels == 3 && by.ordinary) {
+  // NOTE: only images of three channels get unrolled code. A launch finds the instruction cache
+  // cold, and at batch 1 fetching code takes longer than dividing.
+  __device__ __forceinline__ void convert(Quad& pixels, const Raw&, int slot, int) const {
+    if (this->channels == 3 && by.ordinary) {
       divide_three(pixels, slot);
     } else {
       divide_each(pixels, slot);
     }
-  }
-
-  __device__ __forceinline__ void load(float (&four)[4], int slot, int c) const {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
-                 : "r"(place(slot, c))
-                 : "memory");
   }
 
   __device__ __forceinline__ void divide_three(Quad& pixels, int slot) const {
@@ -162,7 +62,7 @@ struct ImageReader {
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
       float four[4];
-      load(four, slot, c);
+      this->load(four, slot, c);
 #pragma unroll
       for (int i = 0; i < 4; ++i) integers[c][i] = __float2int_rn(by.quotient(four[i]));
     }
@@ -179,9 +79,9 @@ struct ImageReader {
   __device__ __forceinline__ void divide_each(Quad& pixels, int slot) const {
     pixels[0] = pixels[1] = pixels[2] = pixels[3] = 0;
 #pragma unroll 1
-    for (int c = 0; c < channels; ++c) {
+    for (int c = 0; c < this->channels; ++c) {
       float four[4];
-      load(four, slot, c);
+      this->load(four, slot, c);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int integer = __float2int_rn(__fdiv_rn(four[i], by.scale));
@@ -189,8 +89,36 @@ struct ImageReader {
       }
     }
   }
+};
 #elif TILE_IMAGE == IMAGE_PIXELS
-  __device__ __forceinline__ void read(RawQuad& raw, int, int y) const {
+constexpr int SHADES = 256;  // of a byte: the table's entries per channel
+
+// Bytes in NHWC.
+template <int AHEAD, int THREADS>
+struct ImageReader : QuadColumns {
+  // Three words if lines can be read in words, else a word per pixel.
+  struct Raw {
+    unsigned word[4];
+  };
+
+  const unsigned char* image;
+  unsigned memory;  // in shared memory: the table
+
+  __device__ __forceinline__ ImageReader(const unsigned char* x, const void* table, unsigned memory,
+                                         int index, const ConvShape& p, int first, int thread)
+      : QuadColumns(p, first), image(x + (size_t)index * p.c * p.h * p.w), memory(memory) {
+    words = words && p.c == 3;
+    for (int i = thread; i < MAX_CHANNELS * SHADES / 4; i += THREADS) {
+      const unsigned four = i < p.c * SHADES / 4 ? static_cast<const unsigned*>(table)[i] : 0;
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(memory + i * 4), "r"(four) : "memory");
+    }
+  }
+
+  __device__ __forceinline__ void begin() const {
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");  // the table has been written
+  }
+
+  __device__ __forceinline__ void read(Raw& raw, int, int y) const {
     raw.word[0] = raw.word[1] = raw.word[2] = raw.word[3] = 0;
     if (words) {
       if (!has(y, 0)) return;
@@ -218,7 +146,7 @@ struct ImageReader {
     return found;
   }
 
-  __device__ __forceinline__ void convert(Quad& pixels, const RawQuad& raw, int, int y) const {
+  __device__ __forceinline__ void convert(Quad& pixels, const Raw& raw, int, int y) const {
     Quad bytes = {raw.word[0], raw.word[1], raw.word[2], raw.word[3]};
     if (words) {
       bytes[1] = __byte_perm(raw.word[0], raw.word[1], 0x6543);
@@ -233,33 +161,8 @@ struct ImageReader {
       pixels[i] = has(y, i) ? found : 0;
     }
   }
-#else
-  __device__ __forceinline__ void read(RawQuad& raw, int, int y) const {
-    raw.word[0] = raw.word[1] = raw.word[2] = raw.word[3] = 0;
-    if (words && !has(y, 0)) return;
-#pragma unroll
-    for (int c = 0; c < MAX_CHANNELS; ++c) {
-      if (c >= channels) break;
-      const unsigned char* const at = image + ((c * h + y) * w + first);
-      if (words) {
-        raw.word[c] = *reinterpret_cast<const unsigned*>(at);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (has(y, i)) raw.word[c] |= (unsigned)at[i] << 8 * i;
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void convert(Quad& pixels, const RawQuad& raw, int, int) const {
-    const unsigned low = __byte_perm(raw.word[0], raw.word[1], 0x5140);
-    const unsigned high = __byte_perm(raw.word[0], raw.word[1], 0x7362);
-    const unsigned more_low = __byte_perm(raw.word[2], raw.word[3], 0x5140);
-    const unsigned more_high = __byte_perm(raw.word[2], raw.word[3], 0x7362);
-    pixels[0] = __byte_perm(low, more_low, 0x5410), pixels[1] = __byte_perm(low, more_low, 0x7632);
-    pixels[2] = __byte_perm(high, more_high, 0x5410);
-    pixels[3] = __byte_perm(high, more_high, 0x7632);
-  }
-#endif
 };
+#else
+template <int, int>
+using ImageReader = ByteReader;
+#endif

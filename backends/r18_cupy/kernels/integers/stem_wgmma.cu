@@ -2,277 +2,75 @@
 // Hopper's integer tensor cores (wgmma). Writes NHWC. The image is int8 in NCHW, pixels in NHWC, or
 // float32 in NCHW; of the latter two it makes int8 (stem_image.cuh).
 //
-// Rows of A are 64 channels, rows of B the columns of one row of the convolution, K the 8 pixels
-// (of 4 bytes) that a row of the window covers; the first of them is outside of the window and has
-// the weight 0. So one wgmma multiplies one row of the window. A CTA works down a strip (strips.cuh):
-// 1. A producer warpgroup reads the image's lines, makes integers of them, and writes these into a
-//    ring in shared memory, four lines per stage, four pixels per thread and line.
-// 2. A consumer warpgroup multiplies the turn's two rows and pools each one. Its weights stay in
-//    registers, so that shared memory is read for B alone. There is no room for a second
-//    accumulator: the SM's other CTA multiplies while this one pools.
-// 3. Only pooled sums are requantised: multipliers are positive and every step keeps order, so the
-//    largest sum becomes the largest integer. The integers go through shared memory to be written
-//    16 channels at a time.
-//
-// B without im2col: a chunk of 16 bytes of K holds four pixels. Windows of every other column begin
-// four pixels apart, so the second chunk of a column is the first of the next but one. A line has
-// two copies: for even columns as it is, for odd columns moved by two pixels. Rows of B are the even
-// columns, then the odd ones. Eight columns are a core matrix of the layout without swizzle; a group
-// has one chunk more, the second one of its last column, so that groups can be anywhere:
-//
-//   group of 144 bytes: chunks c, c + 1, …, c + 7 of its columns, and chunk c + 8
-//
-// Turn t makes pooled row t of rows 2t − 1 to 2t + 1 of the convolution: lines 4t − 5 to 4t + 5.
-// Stage s has lines 4s + 2 to 4s + 5. So row 2t reads the last line of stage t − 2, all of t − 1 and
-// half of t; row 2t + 1 all but the first line of t − 1, and all of t.
+// bytes/hopper/stem_kernel.cuh has the kernel. Sums begin with the bias; the largest of a window is
+// requantised.
 //
 // Constraints: sm_90a; windows of 7×7, stride 2, padding 3; at most 4 channels; output channels in
 // sixteens; pooling 3×3 with stride 2 and padding 1.
-#include "common/cp_async.cuh"
-#include "common/dependent_launch.cuh"
-#include "stem/strips.cuh"
-#include "hopper/mbarrier.cuh"
-#include "hopper/tma.cuh"
 #include "integers/requantize.cuh"
 #include "integers/stem_image.cuh"
-#include "integers/wgmma_registers.cuh"
-#include "mma/transposed_matrices.cuh"
 
-constexpr int WINDOW = 7, PADDING = 3;
-constexpr int COLUMNS = TILE_M / ROWS;   // per row of the convolution
-constexpr int HALF = COLUMNS / 2;        // even columns; pooled columns
-constexpr int GROUPS = HALF / 8;         // of eight even columns
-constexpr int GROUP_BYTES = 9 * 16;
-constexpr int ODD_BYTES = GROUPS * GROUP_BYTES;  // where the copy for odd columns begins
-constexpr int LINE_BYTES = 2 * ODD_BYTES;
-constexpr int STAGE_LINES = ROWS * STRIDE, STAGE_BYTES = STAGE_LINES * LINE_BYTES;
-constexpr int STAGES = 6;
-constexpr int CONSUMERS = 128, PRODUCERS = 128, THREADS = CONSUMERS + PRODUCERS;
-constexpr int QUADS = HALF + 2;          // fours of pixels per line
-constexpr int LINE_THREADS = 64;         // producer threads per line
-constexpr int OWN_LINES = STAGE_LINES * LINE_THREADS / PRODUCERS;  // of a stage, per thread
-constexpr int AHEAD = 3;                 // stages that a producer thread reads ahead of writing
-// Unroll factor of the read-ahead loops. Only pixels kept in registers need constant indices;
-// float32 pixels wait in shared memory.
-constexpr int UNROLLED = TILE_IMAGE == IMAGE_FLOAT32 ? 1 : AHEAD;
-constexpr int STORED = (GROUPS + 3) / 4 * 4;   // matrices that stmatrix writes, in fours
-constexpr int STAGING_BYTES = STORED * 8 * 16;  // per warp
+constexpr int LINE_NOTES = 0;  // integers have no NaN to note
+#include "bytes/hopper/stem.cuh"
+#include "bytes/hopper/wgmma_registers.cuh"
 
-static_assert(TILE_N == 64, "a warpgroup multiplies 64 channels");
-static_assert(TILE_K == 32, "a row of the window is one wgmma");
-static_assert(HALF % 8 == 0, "columns come in core matrices of eight even or odd ones");
-static_assert(QUADS <= LINE_THREADS, "a producer thread reads one quad of a line");
-static_assert(POOL, "this kernel always pools");
-static_assert(STAGES >= 4, "a turn reads three stages, and producers need one more");
-
+using Number = int;
 using Sums = int[COLUMNS / 2];  // of a thread; layout in hopper/wgmma.cuh
 
-// Registers per thread (setmaxnreg): producers release theirs to the consumers.
-constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 184;
-static_assert(TILE_BLOCKS == 2, "two CTAs share an SM");
-static_assert(PRODUCER_REGISTERS + CONSUMER_REGISTERS <= 2 * 128,
-              "the two warpgroups have 128 registers per thread on average");
+__device__ __forceinline__ int least() { return -2147483647 - 1; }
+__device__ __forceinline__ int larger(int a, int b) { return max(a, b); }
 
-constexpr int LEAST = -2147483647 - 1;  // loses against every sum
-
-// A place in the ring of stages.
-struct Place {
-  int slot = 0;
-  unsigned phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == STAGES) slot = 0, phase ^= 1;
-  }
+struct Notes {
+  __device__ __forceinline__ explicit Notes(int) {}
+  static __device__ __forceinline__ void clear(unsigned) {}
+  __device__ __forceinline__ void take(Quad (&)[OWN_LINES], unsigned, int) const {}
+  static __device__ __forceinline__ bool any(unsigned) { return false; }
 };
 
-// -- producers ---------------------------------------------------------------------------------
-
-__device__ __forceinline__ void store_words(unsigned address, unsigned a, unsigned b) {
-  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
-}
-
-__device__ __forceinline__ void store_words(unsigned address, unsigned a, unsigned b, unsigned c,
-                                            unsigned d) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
-               "r"(d)
-               : "memory");
-}
-
-// Where a chunk is stored: in its group, and also at the end of the group before it if it is the
-// first of a group.
-struct ChunkPlace {
-  unsigned offset;
-  bool own, before;
-
-  __device__ __forceinline__ explicit ChunkPlace(int chunk)
-      : offset(chunk / 8 * GROUP_BYTES + chunk % 8 * 16),
-        own(chunk >= 0 && chunk < HALF),
-        before(chunk > 0 && chunk <= HALF && chunk % 8 == 0) {}
-};
-
-// Writes a quad into both copies of the line at `line`. Half of it is in the odd columns' chunk of
-// the same index, half in the chunk before.
-__device__ __forceinline__ void store_quad(unsigned line, const Quad& pixels,
-                                           const ChunkPlace& even, const ChunkPlace& odd) {
-  const unsigned at = line + even.offset, left = line + ODD_BYTES + odd.offset + 8;
-  if (even.own) {
-    store_words(at, pixels[0], pixels[1], pixels[2], pixels[3]);
-    store_words(at + ODD_BYTES, pixels[2], pixels[3]);
-  }
-  if (even.before) {
-    store_words(at - 16, pixels[0], pixels[1], pixels[2], pixels[3]);
-    store_words(at + ODD_BYTES - 16, pixels[2], pixels[3]);
-  }
-  if (odd.own) store_words(left, pixels[0], pixels[1]);
-  if (odd.before) store_words(left - 16, pixels[0], pixels[1]);
-}
-
-// -- consumers ---------------------------------------------------------------------------------
-
-// Descriptor of a line's columns: 144 bytes from one group of eight to the next, 16 from one chunk of
-// K to the next. `line`: its address in units of 16 bytes.
-__device__ __forceinline__ unsigned long long columns_at(unsigned line) {
-  return (unsigned long long)(GROUP_BYTES / 16) << 32 | 1u << 16 | line;
-}
-
-// Makes the compiler treat the sums as read and written here. It does not know that `wgmma` writes
-// them asynchronously, and would move reads ahead of the wait.
-__device__ __forceinline__ void touch_sums(Sums& sums) {
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 2; ++i) asm volatile("" : "+r"(sums[i])::"memory");
-}
-
-// A consumer thread's share of the weights, and the bias of its two channels.
-struct Weights {
-  unsigned at[WINDOW][4];
+struct Channels {
   int bias[2];
-};
-
-// Sums of a row of the convolution, bias included. Columns from `columns` on are outside of it and
-// never win.
-__device__ __forceinline__ void multiply_row(Sums& sums, const Weights& weights,
-                                             const unsigned (&lines)[WINDOW], int column0,
-                                             int columns) {
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = weights.bias[i / 2 % 2];
-  touch_sums(sums);
-  wgmma_fence();
-#pragma unroll
-  for (int r = 0; r < WINDOW; ++r) {
-    wgmma_registers<COLUMNS>(sums, weights.at[r], columns_at(lines[r]));
-  }
-  wgmma_commit();
-  wgmma_wait<0>();
-  touch_sums(sums);
-  if (column0 + COLUMNS <= columns) return;
-  const int own = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 2; ++i) {
-    const int row = i / 4 * 8 + i % 2 + own;  // of B
-    const int column = row < HALF ? 2 * row : 2 * (row - HALF) + 1;
-    if (column0 + column >= columns) sums[i] = LEAST;
-  }
-}
-
-constexpr unsigned LINE = LINE_BYTES / 16;
-
-// Row 2t, of stages t − 2 to t.
-__device__ __forceinline__ void multiply_upper(Sums& sums, const Weights& weights, unsigned first,
-                                               unsigned second, unsigned third, int column0,
-                                               int columns) {
-  const unsigned lines[WINDOW] = {first + 3 * LINE,  second, second + LINE, second + 2 * LINE,
-                                  second + 3 * LINE, third,  third + LINE};
-  multiply_row(sums, weights, lines, column0, columns);
-}
-
-// Row 2t + 1, of stages t − 1 and t.
-__device__ __forceinline__ void multiply_lower(Sums& sums, const Weights& weights, unsigned second,
-                                               unsigned third, int column0, int columns) {
-  const unsigned lines[WINDOW] = {second + LINE, second + 2 * LINE, second + 3 * LINE, third,
-                                  third + LINE,  third + 2 * LINE,  third + 3 * LINE};
-  multiply_row(sums, weights, lines, column0, columns);
-}
-
-// The largest sums of a lane's windows 8·j + 2·(i % 4) and the next, for its two channels:
-// [j][channel][window].
-using Windows = int[GROUPS][2][2];
-
-// Pools a row across: `take` gets j and the largest sums of both windows for both channels.
-template <typename Take>
-__device__ __forceinline__ void pool_across(const Sums& sums, const Take& take) {
-  const int lane = threadIdx.x % 32, quarter = lane % 4;
-  int last[2] = {LEAST, LEAST};  // the last column of the previous sixteen
-#pragma unroll
-  for (int j = 0; j < GROUPS; ++j) {
-    int found[2][2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // Four adjacent columns.
-      const int i = 4 * j + 2 * half, odd = i + 4 * GROUPS;
-      const int c0 = sums[i], c1 = sums[odd], c2 = sums[i + 1], c3 = sums[odd + 1];
-      // Pass the last one to the lane with the next four; the last lane of four passes to the first,
-      // which has columns of the next sixteen.
-      const int given = quarter == 3 ? last[half] : c3;
-      const int before = __shfl_sync(0xffffffffu, given, lane - quarter + (quarter + 3) % 4);
-      last[half] = c3;
-      found[half][0] = max(max(before, c0), c1);
-      found[half][1] = max(max(c1, c2), c3);
-    }
-    take(j, found);
-  }
-}
-
-// Requantises and writes the pooled rows of a warp: 16 channels of up to HALF windows. The lane has
-// channels 2·(i / 4) and the next of them.
-struct Writer {
-  unsigned staging;       // in shared memory, 16 bytes per window
-  unsigned char* first;   // the lane's window of output row 0; its second one is 32 further
-  int windows;            // of the tile that are inside of the output; 0 if the channels are not
-  int begin;              // 1 if the tile to the left writes the first window
-  size_t row;             // bytes of an output row
-  int advance;            // bytes of 32 windows
   float multiplier[2];
   int low, high;
+
+  __device__ __forceinline__ Channels(const ConvShape& p, const int* biases,
+                                      const float* multipliers, int channel)
+      : low(p.relu ? 0 : -128), high(p.relu ? 255 : 127) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      bias[i] = channel + i < p.o ? biases[channel + i] : 0;
+      multiplier[i] = channel + i < p.o ? multipliers[channel + i] : 0.0f;
+    }
+  }
 
   __device__ __forceinline__ unsigned integer(int sum, int channel) const {
     return saturated(scaled(sum, multiplier[channel]), low, high);
   }
 
-  // Both windows of both channels, as two rows of 16-bit elements.
   __device__ __forceinline__ unsigned pack(const int (&sums)[2][2]) const {
     const unsigned one = __byte_perm(integer(sums[0][0], 0), integer(sums[1][0], 1), 0x0040);
     const unsigned two = __byte_perm(integer(sums[0][1], 0), integer(sums[1][1], 1), 0x0040);
     return __byte_perm(one, two, 0x5410);
   }
-
-  __device__ __forceinline__ void write(const unsigned (&packed)[STORED], int turn) const {
-    const int lane = threadIdx.x % 32;
-    __syncwarp();  // the lanes have read the row before
-#pragma unroll
-    for (int j = 0; j < STORED; j += 4) {
-      const unsigned four[4] = {packed[j], packed[j + 1], packed[j + 2], packed[j + 3]};
-      store_transposed(staging + (j * 8 + lane) * 16, four);
-    }
-    // wgmma reads none of this, but orders by proxy are stated for all of shared memory.
-    fence_async_proxy();
-    __syncwarp();
-    unsigned char* const at = first + turn * row;
-#pragma unroll
-    for (int i = 0; i < (HALF + 31) / 32; ++i) {
-      const int window = lane + 32 * i;
-      if (window >= begin && window < windows) {
-        uint4 channels;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(channels.x), "=r"(channels.y), "=r"(channels.z), "=r"(channels.w)
-                     : "r"(staging + window * 16)
-                     : "memory");
-        *reinterpret_cast<uint4*>(at + i * advance) = channels;
-      }
-    }
-  }
 };
 
-// NOTE: `x` is not __restrict__, or the compiler could read what the previous launch still writes
-// ahead of the wait. `weight`: [channel tiles][rows of the window][threads][registers].
+__device__ __forceinline__ void multiply_lines(Sums& sums, const Weights& weights,
+                                               const Channels& by, const Line (&lines)[WINDOW],
+                                               bool) {
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = by.bias[i / 2 % 2];
+  fence_registers(sums);
+  wgmma_fence();
+#pragma unroll
+  for (int r = 0; r < WINDOW; ++r) {
+    registers_wgmma<signed char, COLUMNS>(sums, weights[r], columns_at(lines[r]));
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  fence_registers(sums);
+}
+
+#include "bytes/hopper/stem_kernel.cuh"
+
 // `image_weight`: the table of pixels, the scale of float32, or null.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __restrict__ weight,
@@ -281,165 +79,5 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
                                      const void* __restrict__ image_weight,
                                      unsigned char* __restrict__ out, const ConvShape p,
                                      const Task task) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  // mbarriers, a full/empty pair per slot of the ring: `full` when a stage has been written, `empty`
-  // when all consumer warps have read it.
-  const unsigned barriers = shared_address(shared);
-  // NOTE: memcheck takes an operand of `wgmma` for one piece. Behind the lines there must be memory.
-  const unsigned lines = barriers + 128;
-  const unsigned staging = lines + STAGES * STAGE_BYTES;
-  const unsigned image_memory = staging + CONSUMERS / 32 * STAGING_BYTES;  // of the image's reader
-  const auto full = [&](int slot) { return barriers + slot * 16; };
-  const auto empty = [&](int slot) { return barriers + slot * 16 + 8; };
-
-  constexpr int ADVANCE = COLUMNS - 2;  // columns of the convolution from one tile to the next
-  const int column_tiles = max((2 * task.columns - 2 + ADVANCE - 1) / ADVANCE, 1);
-  const Share share = share_of(p, task, column_tiles);
-  const int column0 = share.tile * ADVANCE;
-
-  launch_dependents();
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < STAGES; ++slot) {
-      mbarrier_init(full(slot), PRODUCERS);
-      mbarrier_init(empty(slot), CONSUMERS / 32);
-    }
-    mbarrier_init_fence();
-  }
-  __syncthreads();
-
-  if (threadIdx.x >= CONSUMERS) {
-    release_registers<PRODUCER_REGISTERS>();
-    const int index = threadIdx.x - CONSUMERS;
-    const int quad = index % LINE_THREADS, line0 = index / LINE_THREADS;
-    const ImageReader<AHEAD, OWN_LINES, PRODUCERS> reader(
-        x, image_weight, image_memory, share.image, p, column0 * STRIDE - (PADDING + 1) + 4 * quad,
-        index);
-    const ChunkPlace even(quad), odd(quad - 1);
-    // The first stage is two before that of the first turn. A thread has every other line.
-    const int stages = share.end - share.strip + 2;
-    const int top = (share.strip - 2) * STAGE_LINES + STRIDE + line0;
-    const auto line_of = [&](int stage, int i) {
-      return top + stage * STAGE_LINES + i * (STAGE_LINES / OWN_LINES);
-    };
-    RawQuad raw[AHEAD][OWN_LINES];
-    const auto read = [&](int ahead, int stage) {
-      if (quad < QUADS && stage < stages) {
-#pragma unroll
-        for (int i = 0; i < OWN_LINES; ++i) {
-          reader.read(raw[ahead][i], ahead * OWN_LINES + i, line_of(stage, i));
-        }
-      }
-      reader.commit();
-    };
-    wait_for_previous_launch();
-#pragma unroll UNROLLED
-    for (int i = 0; i < AHEAD; ++i) read(i, i);
-    reader.begin();
-    Place place;
-#pragma unroll 1
-    for (int stage0 = 0; stage0 < stages; stage0 += AHEAD) {
-#pragma unroll UNROLLED
-      for (int ahead = 0; ahead < AHEAD; ++ahead) {
-        const int stage = stage0 + ahead;
-        if (stage >= stages) break;
-        if (stage >= STAGES) mbarrier_wait(empty(place.slot), place.phase ^ 1);
-        reader.wait();
-        if (quad < QUADS) {
-          Quad pixels[OWN_LINES];
-#pragma unroll
-          for (int i = 0; i < OWN_LINES; ++i) {
-            reader.convert(pixels[i], raw[ahead][i], ahead * OWN_LINES + i, line_of(stage, i));
-          }
-#pragma unroll
-          for (int i = 0; i < OWN_LINES; ++i) {
-            const int line = line0 + i * (STAGE_LINES / OWN_LINES);
-            store_quad(lines + place.slot * STAGE_BYTES + line * LINE_BYTES, pixels[i], even, odd);
-          }
-        }
-        fence_async_proxy();  // wgmma reads them
-        mbarrier_arrive(full(place.slot));
-        read(ahead, stage + AHEAD);
-        place.advance();
-      }
-    }
-    return;
-  }
-
-  acquire_registers<CONSUMER_REGISTERS>();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int warp_channel = share.channel0 + warp * 16;
-  Weights weights;
-#pragma unroll
-  for (int r = 0; r < WINDOW; ++r) {
-    const uint4 four = weight[(share.channel0 / TILE_N * WINDOW + r) * CONSUMERS + threadIdx.x];
-    weights.at[r][0] = four.x, weights.at[r][1] = four.y;
-    weights.at[r][2] = four.z, weights.at[r][3] = four.w;
-  }
-  Writer writer;
-  writer.staging = staging + warp * STAGING_BYTES;
-  writer.row = (size_t)task.columns * p.o;
-  writer.first = out + (size_t)share.image * task.rows * writer.row +
-                 (size_t)(column0 / 2 + lane) * p.o + warp_channel;
-  writer.windows = warp_channel < p.o ? min(task.columns - column0 / 2, HALF) : 0;
-  writer.begin = column0 > 0;
-  writer.advance = 32 * p.o;
-  writer.low = p.relu ? 0 : -128, writer.high = p.relu ? 255 : 127;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int channel = warp_channel + 2 * (lane / 4) + i;
-    weights.bias[i] = channel < p.o ? bias[channel] : 0;
-    writer.multiplier[i] = channel < p.o ? multiplier[channel] : 0.0f;
-  }
-  wait_for_previous_launch();  // which may still read the memory of `out`
-
-  Sums sums;
-  Windows best;  // of the output row that the next lower row completes
-  // Valid columns in a row of the convolution: none past its last row.
-  const auto columns_of = [&](int row) { return row < p.oh ? p.ow : 0; };
-  Place arriving, leaving;
-  // The address of the next stage in units of 16 bytes, as descriptors have it.
-  const auto next_stage = [&] {
-    mbarrier_wait(full(arriving.slot), arriving.phase);
-    const unsigned address = lines + arriving.slot * STAGE_BYTES;
-    arriving.advance();
-    return (address & 0x3FFFF) / 16;
-  };
-  unsigned first = next_stage(), second = next_stage();
-  if (share.strip > 0) {
-    multiply_lower(sums, weights, first, second, column0, columns_of(share.strip * ROWS - 1));
-  } else {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = LEAST;
-  }
-  const auto keep = [&](int j, const int(&found)[2][2]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) best[j][i / 2][i % 2] = found[i / 2][i % 2];
-  };
-  pool_across(sums, keep);
-#pragma unroll 1
-  for (int turn = share.strip; turn < share.end; ++turn) {
-    const unsigned third = next_stage();
-    multiply_upper(sums, weights, first, second, third, column0, columns_of(turn * ROWS));
-    if (lane == 0) mbarrier_arrive(empty(leaving.slot));  // only the upper row reads the first
-    leaving.advance();
-    const auto larger = [&](int j, const int(&found)[2][2], int(&largest)[2][2]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        largest[i / 2][i % 2] = max(best[j][i / 2][i % 2], found[i / 2][i % 2]);
-      }
-    };
-    pool_across(sums, [&](int j, const int(&found)[2][2]) { larger(j, found, best[j]); });
-    multiply_lower(sums, weights, second, third, column0, columns_of(turn * ROWS + 1));
-    unsigned packed[STORED];
-    pool_across(sums, [&](int j, const int(&found)[2][2]) {
-      int largest[2][2];
-      larger(j, found, largest);
-      packed[j] = writer.pack(largest);
-      keep(j, found);
-    });
-#pragma unroll
-    for (int j = GROUPS; j < STORED; ++j) packed[j] = 0;
-    writer.write(packed, turn);
-    first = second, second = third;
-  }
+  convolve_and_pool(x, weight, bias, multiplier, image_weight, out, p, task);
 }

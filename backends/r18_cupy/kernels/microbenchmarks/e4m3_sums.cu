@@ -1,7 +1,7 @@
 // What `wgmma` makes of sums of e4m3 products: D = A·Bᵀ of 64 rows each, over `steps` instructions of
 // 32 products. Shows at how many bits the unit adds, since D is written as the registers hold it.
 // sm_90a only.
-#include "float8/hopper/wgmma.cuh"
+#include "bytes/hopper/wgmma.cuh"
 #include "hopper/tma.cuh"
 
 constexpr int N = 64, ROW = 128;  // rows of A and of B; bytes of K
@@ -31,7 +31,7 @@ e4m3_sums(const uint4* __restrict__ a, const uint4* __restrict__ b, float* __res
   float d[N / 2] = {};
   wgmma_fence();
   for (int step = 0; step < steps; ++step) {
-    wgmma_e4m3<N>(d, of_a + step * K_STEP, of_b + step * K_STEP, true);
+    wgmma_bytes<E4m3, N>(d, of_a + step * K_STEP, of_b + step * K_STEP, true);
   }
   wgmma_commit();
   wgmma_wait<0>();

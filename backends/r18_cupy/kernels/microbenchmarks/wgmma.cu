@@ -7,11 +7,10 @@
 //
 // OPERAND: __half, __nv_bfloat16, float (tf32), Bytes (int8 by uint8) or E4m3. One CTA fills a
 // multiprocessor. The data has no meaning, so tiles are not swizzled: any random bytes will do.
+#include "bytes/hopper/wgmma.cuh"
 #include "hopper/tma.cuh"
-#include "integers/hopper/wgmma.cuh"
 
 struct Bytes {};
-struct E4m3 {};
 
 #define WGMMA_ACC_128 WGMMA_ACC_112, WGMMA_RUN_16(112)
 WGMMA_OF_EACH_TYPE(256, 128, 128, 129)
@@ -36,7 +35,7 @@ struct Accumulator<Bytes> {
   using Type = int;
   static __device__ __forceinline__ void multiply(int (&d)[N / 2], unsigned long long a,
                                                   unsigned long long b) {
-    wgmma_bytes<false, N>(d, a, b, 1);
+    wgmma_bytes<unsigned char, N>(d, a, b, 1);
   }
 };
 using Products = Accumulator<OPERAND>;

@@ -1,10 +1,10 @@
-// Split-K of e4m3 convolutions within a cluster: each CTA adds up its share of K, then the cluster
-// adds the shares in float32, in their order.
+// Split-K of convolutions of bytes within a cluster: each CTA adds up its share of K, then the
+// cluster adds the shares, in their order.
 // 1. Every CTA stores its sums to its own shared memory, where the stages were.
 // 2. Each CTA reads a share of the tile's pixels from the shared memory of all CTAs, finishes their
 //    sums and writes the outputs. The residual is loaded while the CTAs wait for each other.
 //
-// The including file includes tile.cuh and defines `Part` and STAGE_BYTES.
+// Included by gather_kernel.cuh.
 #pragma once
 #include "hopper/cluster.cuh"
 
@@ -20,38 +20,55 @@ static_assert(TILE_N * PITCH * sizeof(float) <= TILE_STAGES * STAGE_BYTES,
               "the sums reuse the memory of the stages");
 static_assert(CONSUMERS % CHUNKS == 0, "a thread writes the same channels of each pixel");
 
+template <typename T>
+struct alignas(8) Pair {
+  T first, second;
+};
+
 // Transposed to [pixel][channel], channels in their own order.
-__device__ __forceinline__ void store_sums(const Numbers& sums, const Part& part, float* tile) {
-  float* at = tile + (part.n + threadIdx.x % 4 * 2) * PITCH + channel_of(part.m);
+template <typename T>
+__device__ __forceinline__ void store_sums(const T (&sums)[GROUP_N / 2], const Part& part,
+                                           T* tile) {
+  T* at = tile + (part.n + threadIdx.x % 4 * 2) * PITCH + channel_of(part.m);
 #pragma unroll
   for (int j = 0; j < GROUP_N / 8; ++j) {
-    float* pixel = at + 8 * j * PITCH;
-    *reinterpret_cast<float2*>(pixel) = {sums[4 * j], sums[4 * j + 2]};
-    *reinterpret_cast<float2*>(pixel + PITCH) = {sums[4 * j + 1], sums[4 * j + 3]};
+    T* pixel = at + 8 * j * PITCH;
+    *reinterpret_cast<Pair<T>*>(pixel) = {sums[4 * j], sums[4 * j + 2]};
+    *reinterpret_cast<Pair<T>*>(pixel + PITCH) = {sums[4 * j + 1], sums[4 * j + 3]};
   }
 }
 
+// `cluster_load` gives the bits of sums.
+__device__ __forceinline__ void from_bits(float bits, float& sum) { sum = bits; }
+__device__ __forceinline__ void from_bits(float bits, int& sum) { sum = __float_as_int(bits); }
+
 // One chunk of sums, at shared memory address `place` of every CTA, added over the splits.
-__device__ __forceinline__ float4 sum_splits(unsigned place) {
-  float4 part[TILE_PARTS];  // all loads are issued before the first is needed
+template <typename T>
+__device__ __forceinline__ void sum_splits(T (&sums)[CHUNK], unsigned place) {
+  T part[TILE_PARTS][CHUNK];  // all loads are issued before the first is needed
 #pragma unroll
-  for (int i = 0; i < TILE_PARTS; ++i) part[i] = cluster_load(cluster_address(place, i));
-  float4 sum = part[0];
-#pragma unroll
-  for (int i = 1; i < TILE_PARTS; ++i) {
-    sum.x += part[i].x, sum.y += part[i].y, sum.z += part[i].z, sum.w += part[i].w;
+  for (int i = 0; i < TILE_PARTS; ++i) {
+    const float4 bits = cluster_load(cluster_address(place, i));
+    from_bits(bits.x, part[i][0]), from_bits(bits.y, part[i][1]);
+    from_bits(bits.z, part[i][2]), from_bits(bits.w, part[i][3]);
   }
-  return sum;
+#pragma unroll
+  for (int v = 0; v < CHUNK; ++v) {
+    sums[v] = part[0][v];
+#pragma unroll
+    for (int i = 1; i < TILE_PARTS; ++i) sums[v] += part[i][v];
+  }
 }
 
 // The reduction and epilogue. All consumer threads, once all stages have been read; the producer
 // warp may have exited.
-__device__ __forceinline__ void reduce_split_k(const Numbers& sums, const Part& part, float* tile,
-                                               const ConvShape& p, unsigned pixel0, int channel0,
-                                               const float* bias, const float* multiplier,
-                                               const unsigned char* residual,
-                                               const float* residual_multiplier,
-                                               unsigned char* out) {
+template <typename T>
+__device__ __forceinline__ void reduce_split_k(const T (&sums)[GROUP_N / 2], const Part& part,
+                                               unsigned char* shared, const ConvShape& p,
+                                               unsigned pixel0, int channel0,
+                                               const Factors& factors,
+                                               const unsigned char* residual, unsigned char* out) {
+  T* tile = reinterpret_cast<T*>(shared);
   store_sums(sums, part, tile);
   __syncwarp();
   cluster_arrive();
@@ -62,16 +79,10 @@ __device__ __forceinline__ void reduce_split_k(const Numbers& sums, const Part& 
   const int rows = min(min(share + SHARE, TILE_N), (int)(pixels - pixel0));
   const int end = channel < p.o ? rows : 0;
   const size_t start = (size_t)(pixel0 + row0) * p.o + channel, stride = (size_t)ROWS_OUT * p.o;
-  float4 by{}, biases{};
-  if (channel < p.o) {
-    by = *reinterpret_cast<const float4*>(multiplier + channel);
-    biases = *reinterpret_cast<const float4*>(bias + channel);
-  }
-  const float residual_by = residual ? *residual_multiplier : 0.0f;
-  const bool clamps = p.relu != 0;
+  const ChunkFinishing by(p, factors, channel);
   unsigned residuals[ITERATIONS] = {};  // four bytes each
   wait_for_previous_launch();
-  if (residual) {
+  if (by.has_residual) {
 #pragma unroll
     for (int i = 0; i < ITERATIONS; ++i) {
       if (row0 + i * ROWS_OUT >= end) break;
@@ -84,15 +95,9 @@ __device__ __forceinline__ void reduce_split_k(const Numbers& sums, const Part& 
   for (int i = 0; i < ITERATIONS; ++i) {
     const int row = row0 + i * ROWS_OUT;
     if (row >= end) break;
-    const float4 sum = sum_splits(shared_address(tile + row * PITCH + chunk));
-    const float2 low = from_e4m3_pair(residuals[i]), high = from_e4m3_pair(residuals[i] >> 16);
-    const unsigned lower =
-        to_e4m3_pair(finished(sum.x, by.x, biases.x, low.x, residual_by, clamps),
-                     finished(sum.y, by.y, biases.y, low.y, residual_by, clamps));
-    const unsigned upper =
-        to_e4m3_pair(finished(sum.z, by.z, biases.z, high.x, residual_by, clamps),
-                     finished(sum.w, by.w, biases.w, high.y, residual_by, clamps));
-    *reinterpret_cast<unsigned*>(out + (start + i * stride)) = lower | upper << 16;
+    T whole[CHUNK];
+    sum_splits(whole, shared_address(tile + row * PITCH + chunk));
+    *reinterpret_cast<unsigned*>(out + (start + i * stride)) = by(whole, residuals[i]);
   }
   // No CTA may exit while others read its sums. The arrival need not order memory: each value that
   // was loaded has been used by a store above, so it has been read.

@@ -1,4 +1,4 @@
-// Implicit GEMM of integers for stride 1 with the input tile and its halo resident in shared
+// Implicit GEMM of bytes for stride 1 with the input tile and its halo resident in shared
 // memory, so each pixel is loaded once per tile instead of once per window position.
 //
 // A tile is whole output rows by 64 channels. The image rows under them, padding included, form one
@@ -6,8 +6,10 @@
 // run of output places is this run shifted by r·padded + s pixels: only the descriptor's address
 // changes. The last kw − 1 places of each row are windows that straddle two rows; they are computed
 // and not written.
+//
+// The including file includes the header of its numbers first (tile.cuh).
 #pragma once
-#include "integers/hopper/tile.cuh"
+#include "bytes/hopper/tile.cuh"
 
 constexpr int WEIGHT_BYTES = TILE_M * TILE_K;  // of one window position and chunk of channels
 
