@@ -38,8 +38,8 @@ from r18.records.kinds import CeilingsRecord, MeasuredCeiling
 WHAT = "ceilings"
 OPERATIONS, BYTES = "operations", "bytes"
 """What bounds a step from below."""
-PRODUCTS = {"fp16x3": ("fp16", 3)}
-"""Precisions whose product is made of several in another one, and how many."""
+PRODUCTS = {"fp16x3": ("fp16", 3), "fp8": ("e4m3", 1)}
+"""Precisions whose product is made of others: in which precision or format, and how many."""
 WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
 """Outputs along a side of a tile, by how the algorithm of a kernel begins; filters are 3×3."""
 LIBRARY = "by a library"
@@ -125,7 +125,7 @@ class Ceilings:
         """Operations a second in a precision; raises `UsageError` where none was measured."""
         source, count = PRODUCTS.get(name, (name, 1))
         if source not in self.rates:
-            whose = "" if source == name else f" ({name} takes {count} products of it for one)"
+            whose = "" if source == name else f" (of whose products {name} takes {count} for one)"
             raise UsageError(
                 f"no rate of {source}{whose} was measured on {self.device}; measured: "
                 f"{', '.join(self.rates)}\n  a floor needs the rate of its precision; r18 roofline "
@@ -143,7 +143,7 @@ def _number(rate: float, unit: Literal["G", "T"]) -> str:
 def _measured(record: CeilingsRecord) -> Iterator[tuple[str, list[tuple[float, str]]]]:
     """(precision or `copy`, rates with their sources) of instructions and of the copy."""
     for name, instructions in (record.instructions or {}).items():
-        if name in PRECISIONS:
+        if name in PRECISIONS or name in {source for source, _ in PRODUCTS.values()}:
             yield (
                 name,
                 [p for what, one in instructions.items() for p in _paces(f"by {what} ", one)],

@@ -269,7 +269,7 @@ def test_split_products_have_a_third_of_the_rate_of_float16() -> None:
     found, plain = limit(CONV, FP16X3, CEILINGS), limit(CONV, FP32, CEILINGS)
     assert found.operations_ms == pytest.approx(3 * limit(CONV, FP16, CEILINGS).operations_ms)
     assert found.nbytes == plain.nbytes
-    with pytest.raises(UsageError, match=r"no rate of fp16 \(fp16x3 takes 3 products"):
+    with pytest.raises(UsageError, match=r"no rate of fp16 \(of whose products fp16x3 takes 3"):
         replace(CEILINGS, rates={"fp32": 1e9}).rate("fp16x3")
 
 
@@ -588,12 +588,13 @@ def test_the_highest_rate_on_record_is_the_ceiling(
     assert list(record.memory) == ["copy", "L2 reads"]  # type: ignore[arg-type]
     found = measured.read(tmp_path, GPU)
     others = ("fp32", "tf32", "bf16", "fp64", "int8")
-    assert found.rates == dict.fromkeys(others, library) | {"fp16": 5e9}
-    assert found.sources == {"fp16": "by wgmma in bursts", "copy": "in bursts"}
+    assert found.rates == dict.fromkeys(others, library) | {"fp16": 5e9, "e4m3": 9e9}
+    in_bursts = dict.fromkeys(("fp16", "e4m3"), "by wgmma in bursts")
+    assert found.sources == in_bursts | {"copy": "in bursts"}
     assert found.bandwidth == 2e8
     assert found.words("G") == (
-        "fp16 5 GFLOP/s by wgmma in bursts; fp32 2.1, tf32 2.1, bf16 2.1, fp64 2.1, int8 2.1 "
-        "GFLOP/s by a library; copy 0.2 GB/s in bursts"
+        "fp16 5, e4m3 9 GFLOP/s by wgmma in bursts; fp32 2.1, tf32 2.1, bf16 2.1, fp64 2.1, "
+        "int8 2.1 GFLOP/s by a library; copy 0.2 GB/s in bursts"
     )
     assert found.words_of("fp16x3") == (
         "fp16 0.005 TFLOP/s by wgmma in bursts, copy 0.0002 TB/s in bursts"

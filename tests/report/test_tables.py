@@ -453,19 +453,21 @@ def written(folder: Path, ceilings: dict[str, Any], *groups: dict[str, Any]) -> 
 
 
 def test_a_record_of_instructions_gives_every_precision_its_floor(tmp_path: Path) -> None:
-    """int8 has one as soon as an instruction's rate is on record, and none by a library's."""
+    """int8 has one as soon as an instruction's rate is on record, and none by a library's; fp8 by
+    the rate of e4m3."""
     rates = CEILINGS["rates"] | {"int8": {"operations_per_second": 9e14}}
     library = CEILINGS | {"rates": rates}
     both = library | {"instructions": INSTRUCTIONS, "memory": MEMORY}
-    groups = [timed(name, 64, cupy=0.5) for name in ("fp32", "fp16", "int8")]
+    groups = [timed(name, 64, cupy=0.5) for name in ("fp32", "fp16", "fp8", "int8")]
     before = lines(
         rendered(block("roofline device=nvidia-h200"), written(tmp_path, library, *groups))
     )
-    assert [line.split(" | ")[3] != "" for line in before[2:]] == [True, True, False]
+    assert [line.split(" | ")[3] != "" for line in before[2:]] == [True, True, False, False]
     text = rendered(block("roofline device=nvidia-h200"), written(tmp_path, both, *groups))
     ceilings = ceilings_of(both)
     assert (ceilings.rates["int8"], ceilings.rates["fp16"]) == (2e15, 9e14)
-    for line, name in zip(lines(text)[2:], ("fp32", "fp16", "int8"), strict=True):
+    assert ceilings.rate("fp8") == ceilings.rates["e4m3"] == 1.9e15
+    for line, name in zip(lines(text)[2:], ("fp32", "fp16", "fp8", "int8"), strict=True):
         floors = limits(
             resnet18(),
             name,
@@ -477,7 +479,7 @@ def test_a_record_of_instructions_gives_every_precision_its_floor(tmp_path: Path
         expected = sum(one.floor_ms for one in floors)
         assert line.split(" | ")[2:4] == [f"{expected:.4g}"] * 2
     assert (
-        "2026-11-21: fp16 900, int8 2,000 TFLOP/s by wgmma in bursts; "
+        "2026-11-21: fp16 900, int8 2,000, e4m3 1,900 TFLOP/s by wgmma in bursts; "
         "fp32 50 TFLOP/s by a library; copy 4.25 TB/s in bursts."
     ) in text
 
