@@ -5,13 +5,12 @@ It needs products of int16; a CPU that has none skips these tests by name.
 
 from __future__ import annotations
 
-import json
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 from test_numba_cpu_integers import conv_problem, result
+from thread_counts import assert_same_bits
 
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.quantized import QuantizedConv2d
@@ -21,7 +20,6 @@ from r18_numba_cpu.integers.packing import FLIP, WORDS
 from r18_oracle.cases import Case
 from r18_oracle.check.call import observe
 from r18_oracle.generate.inputs import kinds_for, make_case
-from support import output_of
 
 (KERNEL,) = (k for k in Backend().kernels() if k.algorithm == "winograd_f2x2_avx2")
 HAS_WORDS = compiled.module("integers.dots").HAS_WORDS
@@ -108,30 +106,16 @@ def test_cuts_of_any_size_give_the_same_bits(
     assert len({panels for _, panels in seen}) > 1
 
 
-HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
-
-
 @only_with_words
 def test_every_number_of_threads_gives_the_same_bits() -> None:
-    code = """
-import hashlib, json, numba
-from test_integer_winograd import KERNEL, Backend, conv_problem, make_case, observe
+    assert_same_bits(
+        """
+from test_integer_winograd import KERNEL, conv_problem
 
-backend = Backend()
-backend.probe()
 problems = conv_problem(17, 70, (2, 13, 9), signs=3), conv_problem(17, 200, (1, 5, 5))
-found = {}
-for threads in (1, 2, 3, 4):
-    numba.set_num_threads(threads)
-    digest = hashlib.sha256()
-    for problem in problems:
-        digest.update(observe(backend, KERNEL, make_case(KERNEL, problem, "normal", 0)).output)
-    found[threads] = digest.hexdigest()
-print(json.dumps(found))
+asked = [(KERNEL, problem) for problem in problems]
 """
-    found = json.loads(output_of(code, path=HELPERS, env={"NUMBA_NUM_THREADS": "4"}))
-    assert list(found) == ["1", "2", "3", "4"]
-    assert len(set(found.values())) == 1
+    )
 
 
 def test_packed_filters_are_transformed_ones() -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from numba.core.registry import cpu_target
 from numpy.lib.stride_tricks import sliding_window_view
+from thread_counts import HELPERS, assert_same_bits
 
 from r18.backend import Array, CompileOptions, Kernel
 from r18.graph.ops import (
@@ -350,7 +351,6 @@ def _batched(problem: Problem, samples: int) -> Problem:
 # -- threads -----------------------------------------------------------------------------------
 
 
-HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
 PROGRAM = """
 import hashlib, json, numba
 import numba
@@ -367,26 +367,15 @@ backend.probe()
 
 
 def test_every_number_of_threads_gives_the_same_bits() -> None:
-    code = f"""{PROGRAM}
-from r18_oracle.check.call import observe
-from r18_oracle.generate.inputs import make_case
+    assert_same_bits(
+        """
 from test_numba_cpu import CONVS, GEMM, conv_problem, others, taken
 
 asked = [(kernel, taken(kernel, conv_problem(17, 70, (2, 13, 9)))) for kernel in CONVS]
 asked.append((GEMM, conv_problem(17, 200, (1, 5, 5))))
 asked += others()[::7]
-found = {{}}
-for threads in (1, 2, 3, 4):
-    numba.set_num_threads(threads)
-    digest = hashlib.sha256()
-    for kernel, problem in asked:
-        digest.update(observe(backend, kernel, make_case(kernel, problem, "normal", 0)).output)
-    found[threads] = digest.hexdigest()
-print(json.dumps(found))
 """
-    found = json.loads(output_of(code, path=HELPERS, env={"NUMBA_NUM_THREADS": "4"}))
-    assert list(found) == ["1", "2", "3", "4"]
-    assert len(set(found.values())) == 1
+    )
 
 
 def test_two_threads_may_run_two_programs_at_once(backend: Backend) -> None:

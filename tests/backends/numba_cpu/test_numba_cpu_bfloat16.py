@@ -6,15 +6,14 @@ none), by `vdpbf16ps` (skipped by name where the CPU has none), and by float32's
 
 from __future__ import annotations
 
-import json
 from itertools import product
-from pathlib import Path
 
 import emulated_tiles
 import ml_dtypes
 import numpy as np
 import pytest
 from test_numba_cpu import CHANNELS, WINDOWS, conv_problem, result, taken
+from thread_counts import assert_same_bits
 
 from r18.backend import CompileOptions, Kernel
 from r18.backend.registry import load_backend
@@ -44,7 +43,6 @@ from r18_numba_cpu.integers.packing import AMX, PORTABLE
 from r18_oracle.generate.inputs import kinds_for
 from r18_oracle.network.outputs import output_loss
 from r18_oracle.ops.normalize import normalization
-from support import output_of
 
 KERNELS = [kernel for kernel in Backend().kernels() if kernel.precision.name == "bf16"]
 CONVS = [k for k in KERNELS if k.op is Conv2d and k.algorithm.startswith("implicit_gemm")]
@@ -228,36 +226,17 @@ def test_steps_of_tiles_end_where_a_kernel_row_does() -> None:
     assert products.cover(shape._replace(channels=64, kernel_w=3), 1).step == 64
 
 
-HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
-
-
 def test_every_number_of_threads_gives_the_same_bits() -> None:
-    code = """
-import emulated_tiles, hashlib, json, numba
-from r18_oracle.check.call import observe
-from r18_oracle.generate.inputs import make_case
+    assert_same_bits(
+        """
 from test_numba_cpu import conv_problem, taken
-from test_numba_cpu_bfloat16 import CONVS, WINOGRAD, Backend, others
+from test_numba_cpu_bfloat16 import CONVS, WINOGRAD, others
 
-emulated_tiles.used().__enter__()
-backend = Backend()
-backend.probe()
 asked = [(k, taken(k, conv_problem(17, 70, (2, 13, 9)))) for k in (*CONVS, WINOGRAD)]
 asked += [(k, taken(k, conv_problem(17, 200, (1, 5, 5)))) for k in CONVS]
 asked += others()[::11]
-found = {}
-for threads in (1, 2, 3, 4):
-    numba.set_num_threads(threads)
-    digest = hashlib.sha256()
-    for kernel, problem in asked:
-        if kernel in backend.kernels():
-            digest.update(observe(backend, kernel, make_case(kernel, problem, "normal", 0)).output)
-    found[threads] = digest.hexdigest()
-print(json.dumps(found))
 """
-    found = json.loads(output_of(code, path=HELPERS, env={"NUMBA_NUM_THREADS": "4"}))
-    assert list(found) == ["1", "2", "3", "4"]
-    assert len(set(found.values())) == 1
+    )
 
 
 @pytest.mark.skipif(compiled.module("amx").AVAILABLE, reason="this CPU has AMX")

@@ -6,16 +6,15 @@ none), by VNNI and AVX2 (skipped by name where the CPU lacks them), and portable
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import emulated_tiles
 import numba
 import numpy as np
 import pytest
+from thread_counts import assert_same_bits
 
 from integer_networks import assert_equals_numpy, images_of, integer_weights
 from r18.backend import Array, CompileOptions, Kernel
@@ -48,7 +47,6 @@ from r18_oracle.check.call import observe
 from r18_oracle.generate.inputs import kinds_for, make_case
 from r18_oracle.judge.verdict import judge
 from r18_oracle.ops.normalize import normalization
-from support import output_of
 
 CHANNELS = (1, 3, 4, 15, 17, 31, 33, 64)
 """Around the ends of groups (4), vectors (16) and panels (32)."""
@@ -296,36 +294,16 @@ def test_bands_of_any_height_give_the_same_bits(
     assert any(shape.out_h % height for height in heights)  # the last band is lower
 
 
-HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
-
-
 def test_every_number_of_threads_gives_the_same_bits() -> None:
-    code = """
-import emulated_tiles, hashlib, json, numba
-from r18_oracle import plugin
-from r18_oracle.check.call import observe
-from r18_oracle.generate.inputs import make_case
-from test_numba_cpu_integers import CONVS, Backend, conv_problem, others
+    assert_same_bits(
+        """
+from test_numba_cpu_integers import CONVS, conv_problem, others
 
-emulated_tiles.used().__enter__()
-backend = Backend()
-backend.probe()
 asked = [(kernel, conv_problem(17, 70, (2, 13, 9), signs=3)) for kernel in CONVS]
 asked += [(kernel, conv_problem(17, 200, (1, 5, 5))) for kernel in CONVS]
 asked += others()[::11]
-found = {}
-for threads in (1, 2, 3, 4):
-    numba.set_num_threads(threads)
-    digest = hashlib.sha256()
-    for kernel, problem in asked:
-        if kernel in backend.kernels():
-            digest.update(observe(backend, kernel, make_case(kernel, problem, "normal", 0)).output)
-    found[threads] = digest.hexdigest()
-print(json.dumps(found))
 """
-    found = json.loads(output_of(code, path=HELPERS, env={"NUMBA_NUM_THREADS": "4"}))
-    assert list(found) == ["1", "2", "3", "4"]
-    assert len(set(found.values())) == 1
+    )
 
 
 @pytest.mark.skipif(compiled.module("amx").AVAILABLE, reason="this CPU has AMX")
