@@ -12,7 +12,7 @@ import emulated_tiles
 import ml_dtypes
 import numpy as np
 import pytest
-from test_numba_cpu import CHANNELS, WINDOWS, conv_problem, result, taken
+from test_numba_cpu import CHANNELS, WINDOWS, conv_problem, problems_of, result, taken
 from thread_counts import assert_same_bits
 
 from r18.backend import CompileOptions, Kernel
@@ -20,19 +20,10 @@ from r18.backend.registry import load_backend
 from r18.bench.contenders import program_contender
 from r18.errors import NoKernel, UnknownName
 from r18.graph.ops import (
-    Add,
-    BatchNorm,
     Conv2d,
-    ConvMaxPool,
-    GlobalAvgPool,
-    Layout,
     Linear,
-    MaxPool2d,
-    Op,
     Problem,
-    Relayout,
     ReLU,
-    Softmax,
 )
 from r18.graph.resnet import resnet18, tiny
 from r18.runtime.launch import run_kernel
@@ -125,44 +116,9 @@ def test_an_infinity_stays_in_the_windows_that_see_it(
 
 def others() -> list[tuple[Kernel, Problem]]:
     """The problems of all that is no convolution, around their vectors, spans and tiles."""
-
-    def asked(op: type[Op]) -> list[Problem]:
-        images = [(n, c, h, w) for c in CHANNELS for n, h, w in ((1, 1, 1), (2, 3, 5))]
-        rows = [(n, k) for n in (1, 2, 5, 6, 7, 13, 14, 15, 29) for k in (1, 16, 33)]
-        spans = [(1, extent) for extent in (1, 15, 16, 17, 4095, 4096, 4097, 8193)]
-        match op.__name__:
-            case "BatchNorm":
-                return [Problem(BatchNorm(shape[1]), (shape,)) for shape in images]
-            case "ReLU":
-                return [Problem(ReLU(), (shape,)) for shape in (*images, *spans)]
-            case "Add":
-                pairs = [(shape, shape) for shape in (*images, *spans)]
-                return [Problem(Add(relu), pair) for pair in pairs for relu in (False, True)]
-            case "MaxPool2d":
-                pools = (MaxPool2d((3, 3), (2, 2), (1, 1)), MaxPool2d((1, 2), (3, 1), (0, 1)))
-                return [Problem(pool, (shape,)) for pool in pools for shape in images]
-            case "GlobalAvgPool":
-                return [Problem(GlobalAvgPool(), (shape,)) for shape in images]
-            case "Linear":
-                return [Problem(Linear(k, o), ((n, k),)) for n, k in rows for o in (1, 31, 33)]
-            case "Softmax":
-                return [Problem(Softmax(), (shape,)) for shape in rows]
-            case "Normalize":
-                many = [(2, 3, 65, 64), (1, 5, 33, 128)]  # more than a span of pixels
-                return [Problem(normalization(s[1]), (s,)) for s in (*images, *many)]
-            case "ConvMaxPool":  # test_numba_cpu_conv_maxpool.py has more of it
-                pool = MaxPool2d((3, 3), (2, 2), (1, 1))
-                convs = [Conv2d(s[1], 33, (3, 3), padding=(1, 1), bias=True) for s in images]
-                return [
-                    Problem(ConvMaxPool(conv, pool), (shape,))
-                    for conv, shape in zip(convs, images, strict=True)
-                ]
-            case "Relayout":
-                ways = product((Layout.NCHW, Layout.NHWC), repeat=2)
-                return [Problem(Relayout(*way), (shape,)) for way in ways for shape in images]
-        raise AssertionError(op)
-
-    return [(kernel, problem) for kernel in (*LINEARS, *OTHERS) for problem in asked(kernel.op)]
+    return [
+        (kernel, problem) for kernel in (*LINEARS, *OTHERS) for problem in problems_of(kernel.op)
+    ]
 
 
 def test_every_end_of_what_is_no_convolution(backend: Backend) -> None:
