@@ -81,7 +81,7 @@ def _repeats(timed: Timed) -> int:
     """
     repeats = 1
     timed(repeats, 1)
-    while (seconds := min(timed(repeats, 3))) < BURST / 4:
+    while (seconds := min(timed(repeats, 1)[0] for _ in range(3))) < BURST / 4:
         repeats *= 4
     return max(1, round(repeats * BURST / seconds))
 
