@@ -176,9 +176,10 @@ def _cpu(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tu
 
 
 def _int8(most: int, threads: int) -> Timed:
-    """A product of int8 matrices by PyTorch, of side `most` or of the largest half, quarter … of it
-    that takes no longer than `SECONDS` together: without instructions for bytes PyTorch multiplies
-    them one by one, a hundred times as slowly.
+    """A product of int8 matrices by PyTorch, of side `most` unless that takes too long.
+
+    Without instructions for bytes PyTorch multiplies one pair at a time, a hundred times as slowly.
+    Then the side is halved until `LEAST` runs take no longer than `SECONDS`, at most to a 16th.
     """
     import torch
 

@@ -40,6 +40,8 @@ OPERATIONS, BYTES = "operations", "bytes"
 """What bounds a step from below."""
 PRODUCTS = {"fp16x3": ("fp16", 3), "fp8": ("e4m3", 1)}
 """Precisions whose product is made of others: in which precision or format, and how many."""
+RATED = {*PRECISIONS, *(source for source, _ in PRODUCTS.values())}
+"""Whose rates give floors."""
 WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
 """Outputs along a side of a tile, by how the algorithm of a kernel begins; filters are 3×3."""
 LIBRARY = "by a library"
@@ -143,7 +145,7 @@ def _number(rate: float, unit: Literal["G", "T"]) -> str:
 def _measured(record: CeilingsRecord) -> Iterator[tuple[str, list[tuple[float, str]]]]:
     """(precision or `copy`, rates with their sources) of instructions and of the copy."""
     for name, instructions in (record.instructions or {}).items():
-        if name in PRECISIONS or name in {source for source, _ in PRODUCTS.values()}:
+        if name in RATED:
             yield (
                 name,
                 [p for what, one in instructions.items() for p in _paces(f"by {what} ", one)],

@@ -47,7 +47,7 @@ class LinearForm(Op):
 
 
 class ConvMaxPoolForm(Op):
-    """Of a convolution and the max-pooling of what it makes, as one op.
+    """Of a convolution and max-pooling, as one op.
 
     image: where it is given, it makes what the convolution reads; its weight is the last one.
     """

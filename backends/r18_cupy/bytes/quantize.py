@@ -65,7 +65,7 @@ class ByteQuantize(CudaKernel):
 
 
 def per_thread(entry: Entry, threads: int, sizes: tuple[int, ...]) -> GridLaunch:
-    """A launch of at least so many threads, whose functions take a weight and sizes."""
+    """A launch of `threads` threads, in whole blocks, of a function of a weight and sizes."""
     return GridLaunch(
         entry,
         (ceil_div(threads, THREADS), 1, 1),

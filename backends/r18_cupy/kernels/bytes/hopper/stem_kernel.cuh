@@ -22,10 +22,9 @@
 //   pack(sums): bytes of both channels of two windows, [channel][window], as two rows of 16-bit
 //   elements.
 // - multiply_lines(sums, weights, by, lines, noted): the products of a row.
-// - Notes(index), of a producer thread: what a stage says of its pixels besides their bytes.
-//   clear(lines): before the first stage. take(pixels, stage, slot): notes what is to be said of a
-//   thread's quads, and may change them. any(stage): whether something has been noted, for
-//   consumers.
+// - Notes(index), of a producer thread: marks that a stage keeps for its pixels. clear(lines)
+//   removes them before the first stage. take(pixels, stage, slot) marks a thread's quads, and may
+//   change the pixels. any(stage) tells consumers whether a stage has marks.
 #pragma once
 #include "bytes/hopper/stem.cuh"
 #include "bytes/stem_image.cuh"
