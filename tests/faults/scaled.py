@@ -256,6 +256,16 @@ def _one_column_more(conv: Conv2d, x: Array) -> tuple[Conv2d, Array]:
     return conv, np.where(beyond, F32(np.nan), x)
 
 
+def _odd_lines_only(conv: Conv2d, x: Array) -> tuple[Conv2d, Array]:
+    """NaN is 0 where of four rows, and of those above and below, only even ones hold any: readers
+    of lines make notes, and those of the even ones are forgotten."""
+    noted = np.isnan(x).any(axis=(0, 1, 3))
+    noted = np.pad(noted, (4, 4 + -len(noted) % 4)).reshape(-1, 2, 2).any(axis=1)
+    few = noted[:, 0] & ~noted[:, 1]
+    lost = (few[:-2] & few[1:-1] & few[2:]).repeat(4)[: x.shape[2], None]
+    return conv, np.where(lost & np.isnan(x), F32(0), x)
+
+
 def _stem_fault(name: str, wrong: str, run: HostFunction, checks: str) -> Fault:
     return fault(ScaledConvMaxPool, name, wrong, checks, run, precision=FP8)
 
@@ -316,6 +326,9 @@ FAULTS = (
     _stem_fault("nan_loses", "a number wins over NaN", stem(largest=_no_nan_wins), "edges"),
     _stem_fault(
         "nan_spreads", "reads a column more than the window", stem(read=_one_column_more), "edges"
+    ),
+    _stem_fault(
+        "nan_in_few_lines", "forgets NaN in even rows alone", stem(read=_odd_lines_only), "edges"
     ),
     _stem_fault(
         "image_multiplied",
