@@ -10,6 +10,10 @@ import r18
 
 LIBRARY, NEEDS = "CuPy", ("cupy",)
 FAULTS = {
+    "dot_float16": "an output of one element is summed by a kernel of CuPy's own, of products that "
+    "it has rounded to float16",
+    "einsum": "products of one term are by a kernel of CuPy's own, which makes subnormal numbers "
+    "zero, as cuBLAS does not",
     "ndimage_correlate": "weights that are zero are skipped, so NaN and infinities under them are "
     "lost; so are subnormal weights, whatever they are multiplied by",
 }
