@@ -34,6 +34,8 @@ from r18.graph.passes import fuse, fuse_pairs
 from r18.graph.quantize import quantized
 from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConv2d
 from r18.graph.resnet import network
+from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConv2d
+from r18.graph.scaling import scaled
 from r18.report.tables import Table
 
 COUNT, REPEAT = 12, 5  # launches back to back, and how often
@@ -73,14 +75,16 @@ def problems(batches: Iterable[int]) -> list[Problem]:
     """The network's distinct convolutions in plans at fusion level `all`, and its classifier with
     the pooling before it."""
     fused = fuse(network("resnet18"), "all")
-    ops = (Conv2d, ConvMaxPool, QuantizedConv2d, AvgPoolLinear, QuantizedAvgPoolLinear)
-    of_integers = quantized(fused)
+    of_floats = (Conv2d, ConvMaxPool, AvgPoolLinear)
+    of_bytes = (QuantizedConv2d, QuantizedAvgPoolLinear, ScaledConv2d, ScaledAvgPoolLinear)
+    schedules = (fused, quantized(fused), scaled(fused))
     found = (
         problem
         for batch in batches
-        for schedule in (fused, fuse_pairs(fused), of_integers, fuse_pairs(of_integers))
+        for plain in schedules
+        for schedule in (plain, fuse_pairs(plain))
         for problem in schedule.problems(batch).values()
-        if isinstance(problem.op, ops)
+        if isinstance(problem.op, (*of_floats, *of_bytes))
     )
     return list(dict.fromkeys(found))
 

@@ -9,15 +9,16 @@ import numpy as np
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostKernel
 from r18.graph.ops import AvgPoolLinear, Problem
-from r18.graph.precision import INT8, Precision
+from r18.graph.precision import FP8, INT8, Precision
 from r18.graph.quantized import QuantizedAvgPoolLinear
-from r18_numpy import others, quantized
+from r18.graph.scaled import ScaledAvgPoolLinear
+from r18_numpy import others, quantized, scaled
 
 Arrays = tuple[Array, ...]
 
 
 def classifier_kernels(precisions: tuple[Precision, ...]) -> tuple[HostKernel, ...]:
-    """One kernel for each precision of floats, and one of integers."""
+    """One kernel for each precision of floats, one of integers, and one of e4m3 numbers."""
     floats = (
         HostKernel(
             "numpy",
@@ -41,7 +42,17 @@ def classifier_kernels(precisions: tuple[Precision, ...]) -> tuple[HostKernel, .
         scratch=_means,
         pack=quantized.pack,
     )
-    return (*floats, integers)
+    numbers = HostKernel(
+        "numpy",
+        ScaledAvgPoolLinear,
+        "parts",
+        FP8,
+        RoundingContract("mean_sum", FP8.accumulate, scaled.SUMS.name),
+        scaled_avgpool_linear,
+        scratch=lambda problem: _means(problem) * scaled.SUMS.itemsize,
+        pack=scaled.pack,
+    )
+    return (*floats, integers, numbers)
 
 
 def _nbytes(precision: Precision, problem: Problem) -> int:
@@ -73,3 +84,14 @@ def quantized_avgpool_linear(
     means = workspace.view(np.dtype(op.gap.output_storage)).reshape(inputs[0].shape[:2])
     quantized.gap(op.gap, inputs, (multiplier,), means, workspace)
     quantized.linear(op.linear, (means,), tuple(of_linear), out, workspace)
+
+
+def scaled_avgpool_linear(
+    op: ScaledAvgPoolLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """inputs: (N, C, H, W) in e4m3. weights: (O, C), bias (O,), multiplier (O,). out: (N, O) in
+    float32, as its means are."""
+    pooling, layer = op.parts
+    means = workspace.view(scaled.SUMS).reshape(inputs[0].shape[:2])
+    scaled.gap(pooling, inputs, (), means, workspace)  # type: ignore[arg-type]
+    scaled.linear(layer, (means,), weights, out, workspace)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ Semantics of the ops (a kernel documents only differences, and may not differ in
   Kernels for them are optional. QuantizedConvMaxPool and QuantizedAvgPoolLinear are their ops one
   after the other.
 - Scaled ops: e4m3 numbers with scales, in `r18.graph.scaled`. Kernels for them are optional.
-  ScaledConvMaxPool is its ops one after the other.
+  ScaledConvMaxPool and ScaledAvgPoolLinear are their ops one after the other.
 - The sign of a zero in an output is not specified.
 - Inputs and weights are read only, and every element of the output is written, each time. An op
   never reads the output buffer, except for a kernel that declares `in_place` and is given the

@@ -23,7 +23,7 @@ from r18.graph.ops import AvgPoolLinear, ConvMaxPool, Op
 from r18.graph.precision import PRECISIONS
 from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConvMaxPool
 from r18.graph.resnet import network
-from r18.graph.scaled import ScaledConvMaxPool
+from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConvMaxPool
 from r18.records.kinds import Bench, BenchGroup
 
 WHAT = "bench"
@@ -110,7 +110,7 @@ def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 FUSED: tuple[tuple[type[Op], ...], ...] = (
     (ConvMaxPool, QuantizedConvMaxPool, ScaledConvMaxPool),
-    (AvgPoolLinear, QuantizedAvgPoolLinear),
+    (AvgPoolLinear, QuantizedAvgPoolLinear, ScaledAvgPoolLinear),
 )
 """The ops of two steps that a plan may fuse: of floats, of integers, of e4m3 numbers."""
 

@@ -55,7 +55,7 @@ from r18.graph.passes import FUSION_LEVELS, fuse, fuse_ops
 from r18.graph.precision import FP8, INT8, Precision, dtype_of, is_floating, precision
 from r18.graph.quantize import LEVEL, quantized
 from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConv2d, QuantizedLinear
-from r18.graph.scaled import ScaledConv2d, ScaledLinear
+from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConv2d, ScaledLinear
 from r18.graph.scaling import scaled
 from r18.graph.schedule import Schedule
 
@@ -69,6 +69,7 @@ TUNED_OPS: tuple[type[Op], ...] = (
     QuantizedAvgPoolLinear,
     ScaledConv2d,
     ScaledLinear,
+    ScaledAvgPoolLinear,
 )
 """Ops worth measuring: the others have one kernel per layout."""
 PLACES = 3

@@ -85,9 +85,33 @@ class ConvMaxPoolForm(Op):
         return covered_by((self.conv.conv, self.pool), inputs[0])
 
 
+class AvgPoolLinearForm(Op):
+    """Of global average pooling and a linear layer of its means, as one op of two parts."""
+
+    @property
+    def label(self) -> str:
+        return "+".join(part.label for part in self.parts)
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return self.parts[0].input_storage
+
+    @property
+    def output_storage(self) -> str:
+        return self.parts[1].output_storage
+
+    def infer(self, *inputs: Shape) -> Shape:
+        gap, linear = self.parts
+        return linear.infer(gap.infer(*inputs))
+
+    def macs(self, *inputs: Shape) -> int:
+        gap, linear = self.parts
+        return linear.macs(gap.infer(*inputs))
+
+
 def factor(role: str, shape: Shape) -> WeightSpec:
     """A weight that an epilogue multiplies by."""
     return WeightSpec(role, shape, "O", role, "float32", positive=True)
 
 
-__all__ = ["ConvForm", "ConvMaxPoolForm", "LinearForm", "factor"]
+__all__ = ["AvgPoolLinearForm", "ConvForm", "ConvMaxPoolForm", "LinearForm", "factor"]

@@ -57,7 +57,14 @@ from r18.graph.quantized import (
     QuantizePixels,
     check_factors,
 )
-from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
+from r18.graph.scaled import (
+    Scale,
+    ScaledAvgPoolLinear,
+    ScaledConv2d,
+    ScaledConvMaxPool,
+    ScaledGlobalAvgPool,
+    ScaledLinear,
+)
 from r18.graph.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
 
 FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
@@ -187,9 +194,10 @@ def fuse_classifier(
 ) -> Schedule:
     """GlobalAvgPool, then Linear → AvgPoolLinear, where that is wanted.
 
-    Of a quantised schedule QuantizedGlobalAvgPool, then QuantizedLinear → QuantizedAvgPoolLinear.
-    wanted: asked for each such pair, with the step that would take the place of both, which keeps
-    the linear layer's name, and the pooling's. The level stays what it is.
+    Of a quantised schedule QuantizedGlobalAvgPool, then QuantizedLinear → QuantizedAvgPoolLinear;
+    of a scaled one ScaledGlobalAvgPool, then ScaledLinear → ScaledAvgPoolLinear. wanted: asked for
+    each such pair, with the step that would take the place of both, which keeps the linear layer's
+    name, and the pooling's. The level stays what it is.
     """
 
     def merge(pool: Step, linear: Step) -> Step | None:
@@ -199,6 +207,8 @@ def fuse_classifier(
                 op = AvgPoolLinear(second)
             case QuantizedGlobalAvgPool() as first, QuantizedLinear() as second:
                 op = QuantizedAvgPoolLinear(first, second)
+            case ScaledGlobalAvgPool(), ScaledLinear() as second:
+                op = ScaledAvgPoolLinear(second)
             case _:
                 return None
         weights = (*linear.weights, *pool.weights)

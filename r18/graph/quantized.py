@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from r18.errors import ShapeError, WeightsError, show
-from r18.graph.forms import ConvForm, ConvMaxPoolForm, LinearForm, factor
+from r18.graph.forms import AvgPoolLinearForm, ConvForm, ConvMaxPoolForm, LinearForm, factor
 from r18.graph.ops import (
     Conv2d,
     GlobalAvgPool,
@@ -379,7 +379,7 @@ class QuantizedConvMaxPool(ConvMaxPoolForm):
 
 
 @dataclass(frozen=True)
-class QuantizedAvgPoolLinear(Op):
+class QuantizedAvgPoolLinear(AvgPoolLinearForm):
     """Global average pooling of integers and the linear layer of its means, which need never be
     stored.
 
@@ -413,27 +413,9 @@ class QuantizedAvgPoolLinear(Op):
     def parts(self) -> tuple[Op, ...]:
         return self.gap, self.linear
 
-    @property
-    def label(self) -> str:
-        return "+".join(part.label for part in self.parts)
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return self.gap.input_storage
-
-    @property
-    def output_storage(self) -> str:
-        return self.linear.output_storage
-
     def weights(self) -> tuple[WeightSpec, ...]:
         (multiplier,) = self.gap.weights()
         return (*self.linear.weights(), replace(multiplier, role="mean_multiplier"))
-
-    def infer(self, *inputs: Shape) -> Shape:
-        return self.linear.infer(self.gap.infer(*inputs))
-
-    def macs(self, *inputs: Shape) -> int:
-        return self.linear.macs(self.gap.infer(*inputs))
 
 
 @dataclass(frozen=True)

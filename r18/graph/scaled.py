@@ -21,6 +21,7 @@ m[o] = s_x·s_w[o], which are logits in float32. `Scale` stores x / s of the net
 
 `ScaledConvMaxPool` is its ops one after the other: scale, convolution, max-pooling. Multipliers are
 positive, so every step after a sum keeps order, and the largest sum becomes the largest number.
+`ScaledAvgPoolLinear` is pooling and linear layer one after the other; its means are float32 too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from r18.errors import ShapeError, show
-from r18.graph.forms import ConvForm, ConvMaxPoolForm, LinearForm, factor
+from r18.graph.forms import AvgPoolLinearForm, ConvForm, ConvMaxPoolForm, LinearForm, factor
 from r18.graph.ops import (
     Conv2d,
     GlobalAvgPool,
@@ -160,17 +161,48 @@ class ScaledConvMaxPool(ConvMaxPoolForm):
         return both if self.image is None else (self.image, *both)
 
 
+@dataclass(frozen=True)
+class ScaledAvgPoolLinear(AvgPoolLinearForm):
+    """Global average pooling of e4m3 numbers and the linear layer of its means, to float32 logits.
+
+    The means need never be stored. They are float32, rounded as `ScaledGlobalAvgPool` rounds them,
+    and never e4m3: the result is that of the ops one after the other. The weights are those of the
+    layer.
+
+    No fusion level asks for it: a plan takes it where the backend has a kernel for it
+    (`r18.runtime.fusing`).
+    """
+
+    name: ClassVar[str] = "sgap_linear"
+    optional: ClassVar[bool] = True
+
+    linear: ScaledLinear
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.linear, ScaledLinear):
+            raise ShapeError(f"{self.name} takes a ScaledLinear, got {show(self.linear)}")
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return ScaledGlobalAvgPool(), self.linear
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return self.linear.weights()
+
+
 SCALED_OPS: tuple[type[Op], ...] = (
     Scale,
     ScaledConv2d,
     ScaledGlobalAvgPool,
     ScaledLinear,
     ScaledConvMaxPool,
+    ScaledAvgPoolLinear,
 )
 
 __all__ = [
     "SCALED_OPS",
     "Scale",
+    "ScaledAvgPoolLinear",
     "ScaledConv2d",
     "ScaledConvMaxPool",
     "ScaledGlobalAvgPool",

@@ -47,7 +47,14 @@ from r18.graph.quantized import (
     QuantizedMaxPool2d,
     QuantizePixels,
 )
-from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
+from r18.graph.scaled import (
+    Scale,
+    ScaledAvgPoolLinear,
+    ScaledConv2d,
+    ScaledConvMaxPool,
+    ScaledGlobalAvgPool,
+    ScaledLinear,
+)
 from r18.graph.schedule import CANONICAL, Schedule, Step
 
 PARTS: dict[type[Op], tuple[type[Op], type[Op]]] = {
@@ -56,6 +63,7 @@ PARTS: dict[type[Op], tuple[type[Op], type[Op]]] = {
     ScaledConvMaxPool: (ScaledConv2d, MaxPool2d),
     AvgPoolLinear: (Linear, GlobalAvgPool),
     QuantizedAvgPoolLinear: (QuantizedLinear, QuantizedGlobalAvgPool),
+    ScaledAvgPoolLinear: (ScaledLinear, ScaledGlobalAvgPool),
 }
 """The ops whose steps are fused, by the fused op: the one whose name the step keeps (a convolution
 or linear layer), and the pooling."""

@@ -221,6 +221,7 @@ def test_which_ops_a_recorded_program_fuses() -> None:
         ({"cupy/gap/tree/fp16/nhwc": 1, "cupy/linear/warp_dot/fp16": 1}, set()),
         ({"cupy/gap_linear/warp_dot/fp16/nhwc": 1}, {"gap_linear"}),
         ({"cupy/qgap_linear/warp_dot/int8/nhwc": 1}, {"gap_linear"}),
+        ({"cupy/sgap_linear/warp_dot/fp8/nhwc": 1}, {"gap_linear"}),
         (
             {
                 "cupy/qgap_linear/warp_dot/int8/nhwc": 1,

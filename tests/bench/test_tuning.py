@@ -43,6 +43,7 @@ from r18.graph.ops import (
     Linear,
     MaxPool2d,
     Normalize,
+    Op,
     Problem,
     Relayout,
     parts_of,
@@ -58,7 +59,7 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18.graph.resnet import tiny
-from r18.graph.scaled import ScaledConv2d
+from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConv2d
 from r18.runtime.plan import make_plan
 
 SCHEDULE = tiny()
@@ -162,18 +163,21 @@ def test_tuning_measures_every_kernel_that_takes_a_problem() -> None:
             assert timing.microseconds > 0
 
 
-def test_integers_are_tuned_with_the_ops_that_fuse_two() -> None:
-    schedules = tuned_schedules(r18_numpy.Backend(), SCHEDULE, ["all"], ["int8"])
+@pytest.mark.parametrize(
+    ("precision", "op"), [("int8", QuantizedAvgPoolLinear), ("fp8", ScaledAvgPoolLinear)]
+)
+def test_bytes_are_tuned_with_the_ops_that_fuse_two(precision: str, op: type[Op]) -> None:
+    schedules = tuned_schedules(r18_numpy.Backend(), SCHEDULE, ["all"], [precision])
     problems = [p for one in schedules for p in one.problems(1).values()]
-    fused = [p for p in problems if isinstance(p.op, QuantizedAvgPoolLinear)]
+    fused = [p for p in problems if isinstance(p.op, op)]
     assert fused
-    found = tune(r18_numpy.Backend(), fused, ["int8"])
-    (timings,) = found.choices["int8"].values()
-    assert timings[1].kernel in {"numpy/qgap_linear/parts/int8", APART}
+    found = tune(r18_numpy.Backend(), fused, [precision])
+    (timings,) = found.choices[precision].values()
+    assert timings[1].kernel in {f"numpy/{op.name}/parts/{precision}", APART}
 
 
 def test_a_network_in_fp8_is_measured_as_scaled_ops() -> None:
-    (one,) = tuned_schedules(r18_numpy.Backend(), SCHEDULE, ["all"], ["fp8"])
+    one, _ = tuned_schedules(r18_numpy.Backend(), SCHEDULE, ["all"], ["fp8"])
     problems = [p for p in one.problems(1).values() if isinstance(p.op, ScaledConv2d)]
     found = tune(r18_numpy.Backend(), problems[:1], ["fp8"])
     (timings,) = found.choices["fp8"].values()

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from faults import scaled
 from faults.fault import Fault, fault, kernel
 from faults.quantized import F32
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction
 from r18.graph.ops import AvgPoolLinear
-from r18.graph.precision import FP16, FP64, INT8
+from r18.graph.precision import FP8, FP16, FP64, INT8, round_to_e4m3
 from r18.graph.quantized import QuantizedAvgPoolLinear
+from r18.graph.scaled import ScaledAvgPoolLinear
 
 Arrays = tuple[Array, ...]
 CHUNK = 16
@@ -68,6 +70,9 @@ def _in_float16(x: Array) -> Array:
 
 _floats: Callable[..., Fault] = partial(fault, AvgPoolLinear)
 _integers: Callable[..., Fault] = partial(fault, QuantizedAvgPoolLinear, precision=INT8)
+_numbers: Callable[..., Fault] = partial(
+    fault, ScaledAvgPoolLinear, precision=FP8, contract=scaled.OF_MEANS
+)
 
 
 def requantized(sums: Array, multiplier: Array, stored: str) -> Array:
@@ -114,6 +119,17 @@ def of_integers(
         out[...] = sums.astype(F32) * multiplier
 
     return run
+
+
+def _in_e4m3(x: Array) -> Array:
+    """As the float32 means of `sgap` would be if they were stored as its input is."""
+    return round_to_e4m3(scaled.mean(x)).astype(F32)
+
+
+def _tail_of_zeros(x: Array) -> Array:
+    found = scaled.mean(x)
+    found[:, max(CHUNK, found.shape[1] // CHUNK * CHUNK) :] = 0
+    return found
 
 
 FAULTS = (
@@ -188,6 +204,49 @@ FAULTS = (
         "every sample gets the first one's means",
         "impulse bound",
         of_integers(weigh=_of_first),
+    ),
+    _numbers(
+        "divisor_of_imagenet",
+        "divides by 7·7",
+        "exact impulse",
+        scaled.classifier(_by_size(lambda h, w: 49)),
+    ),
+    _numbers(
+        "last_row_ignored",
+        "the last row is not summed",
+        "exact impulse",
+        scaled.classifier(_no_last_row),
+    ),
+    _numbers(
+        "tail_ignored",
+        "channels beyond whole chunks are left out",
+        "exact bound",
+        scaled.classifier(_tail_of_zeros),
+        edges=(CHUNK,),
+    ),
+    _numbers(
+        "means_of_first_sample",
+        "every sample gets the first one's means",
+        "exact impulse",
+        scaled.classifier(lambda x: np.repeat(scaled.mean(x)[:1], len(x), axis=0)),
+    ),
+    _numbers(
+        "means_rounded",
+        "stores means in e4m3",
+        "impulse bound",
+        scaled.classifier(_in_e4m3),
+    ),
+    _numbers(
+        "means_in_float16",
+        "rounds means to float16, which its contract does not say",
+        "impulse bound",
+        scaled.classifier(_in_float16),
+    ),
+    _numbers(
+        "bias_scaled",
+        "scales the bias too",
+        "exact",
+        scaled.classifier(scale_bias=True),
     ),
 )
 TWINS = (

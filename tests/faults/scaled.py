@@ -17,6 +17,7 @@ from r18.graph.ops import Conv2d, MaxPool2d
 from r18.graph.precision import E4M3_LARGEST, FP8, round_to_e4m3
 from r18.graph.scaled import (
     Scale,
+    ScaledAvgPoolLinear,
     ScaledConv2d,
     ScaledConvMaxPool,
     ScaledGlobalAvgPool,
@@ -93,11 +94,14 @@ def scale(divide: Callable[[Array, Array], Array], store: Callable[[Array], Arra
     return run
 
 
+def mean(x: Array) -> Array:
+    return np.asarray(np.sum(x, axis=(2, 3)) * F32(1 / (x.shape[2] * x.shape[3])))
+
+
 def gap(
     op: ScaledGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    count = inputs[0].shape[2] * inputs[0].shape[3]
-    out[...] = np.sum(inputs[0].astype(F32), axis=(2, 3)) * F32(1 / count)
+    out[...] = mean(inputs[0].astype(F32))
 
 
 def _rounded_gap(
@@ -106,6 +110,22 @@ def _rounded_gap(
     """As if means were stored in e4m3."""
     gap(op, inputs, weights, out, workspace)
     out[...] = round_to_e4m3(out)
+
+
+def classifier(
+    means: Callable[[Array], Array] = mean,
+    total: Summation = in_order(forward),
+    scale_bias: bool = False,
+) -> HostFunction:
+    """means: of pixels in float32, (N, C, H, W) to (N, C)."""
+    layer = linear(total, scale_bias)
+
+    def run(
+        op: ScaledAvgPoolLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        layer(op.linear, (means(inputs[0].astype(F32)),), weights, out, workspace)
+
+    return run
 
 
 def maxpool(outside: float) -> HostFunction:
@@ -152,6 +172,7 @@ def _plain(name: str, total: Summation, contract: RoundingContract | None = None
 
 WIDE = RoundingContract("scaled_sum", "float32", "float32")
 MEANS = RoundingContract("mean", "float32", "float32")
+OF_MEANS = RoundingContract("mean_sum", "float32", "float32")
 CONTROLS = (
     _plain("sum_forward", in_order(forward)),
     _plain("tensor_core_promoted", promoted(RUN, UNIT), NARROW),
@@ -162,6 +183,7 @@ CONTROLS = (
     ),
     kernel("control", ScaledLinear, "sum_forward", linear(in_order(forward)), FP8, WIDE),
     kernel("control", ScaledGlobalAvgPool, "reciprocal", gap, FP8, MEANS),
+    kernel("control", ScaledAvgPoolLinear, "sum_forward", classifier(), FP8, OF_MEANS),
     kernel("control", Scale, "divide", scale(np.divide, saturated), FP8),
     kernel("control", Scale, "reciprocal", scale(lambda x, s: x * (F32(1) / s), saturated), FP8),
     kernel("control", MaxPool2d, "windows", maxpool(-E4M3_LARGEST), FP8),
@@ -344,6 +366,19 @@ TWINS = (
     kernel("twin", ScaledGlobalAvgPool, "float32", gap, FP8, MEANS),
     kernel("twin", Scale, "float32", scale(np.divide, saturated), FP8),
     kernel("twin", ScaledConvMaxPool, "float32", stem(), FP8),
+    kernel("twin", ScaledAvgPoolLinear, "float32", classifier(), FP8, OF_MEANS),
 )
 
-__all__ = ["CONTROLS", "FAULTS", "FRACTION", "NARROW", "RUN", "STEP", "TWINS", "UNIT"]
+__all__ = [
+    "CONTROLS",
+    "FAULTS",
+    "FRACTION",
+    "NARROW",
+    "OF_MEANS",
+    "RUN",
+    "STEP",
+    "TWINS",
+    "UNIT",
+    "classifier",
+    "mean",
+]

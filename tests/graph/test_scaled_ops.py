@@ -9,11 +9,17 @@ from quantised_weights import quantised_weights
 from r18.backend import CompileOptions
 from r18.backend.registry import load_backend
 from r18.errors import ShapeError, UsageError, WeightsError
-from r18.graph.ops import Conv2d, Linear, MaxPool2d, Normalize
+from r18.graph.ops import Conv2d, Linear, MaxPool2d, Normalize, Problem, parts_of
 from r18.graph.passes import fold_weights, from_pixels, fuse
 from r18.graph.precision import E4M3, E4M3_LARGEST, FP8, PRECISIONS, as_stored, precision
 from r18.graph.resnet import tiny
-from r18.graph.scaled import Scale, ScaledConv2d, ScaledGlobalAvgPool, ScaledLinear
+from r18.graph.scaled import (
+    Scale,
+    ScaledAvgPoolLinear,
+    ScaledConv2d,
+    ScaledGlobalAvgPool,
+    ScaledLinear,
+)
 from r18.graph.scaling import ranges_of, scaled, scaled_weights, value_scales
 from r18.images.preprocess import Preprocess
 from r18.weights import load_weights
@@ -57,6 +63,25 @@ def test_ops_check_what_they_are_made_of() -> None:
     for factor in (0.0, -1.0, np.nan):
         with pytest.raises(WeightsError, match="every multiplier must be positive and finite"):
             FP8.stored(np.full(4, factor), op.weights()[2])
+
+
+def test_pooling_of_e4m3_with_its_linear_layer_is_one_op_of_two() -> None:
+    linear = ScaledLinear(Linear(3, 5))
+    op = ScaledAvgPoolLinear(linear)
+    problem = Problem(op, ((2, 3, 4, 7),))
+    assert (op.label, op.input_storage, op.output_storage) == ("sgap+slinear", ("",), "float32")
+    assert parts_of(problem) == (
+        Problem(ScaledGlobalAvgPool(), ((2, 3, 4, 7),)),
+        Problem(linear, ((2, 3),)),
+    )
+    assert (problem.output, problem.macs) == ((2, 5), 2 * 3 * 5)
+    assert op.weights() == linear.weights()
+    with pytest.raises(ShapeError, match="sgap_linear takes a ScaledLinear, got Linear"):
+        ScaledAvgPoolLinear(linear.linear)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="expected 3 features"):
+        op.infer((2, 4, 4, 7))
+    with pytest.raises(ShapeError, match="gap takes 4-d inputs"):
+        op.infer((2, 3))
 
 
 # -- the pass ----------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from faults.controls import ControlBackend
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostKernel
 from r18.errors import UsageError
-from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op, Problem
+from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op, Problem, parts_of
 from r18.graph.precision import E4M3, FP8, FP16, round_to_e4m3
 from r18.graph.scaled import (
     Scale,
+    ScaledAvgPoolLinear,
     ScaledConv2d,
     ScaledConvMaxPool,
     ScaledGlobalAvgPool,
@@ -148,6 +149,7 @@ def test_any_numbers_of_the_format(kernel: HostKernel) -> None:
         ),
         ScaledLinear: Problem(ScaledLinear(Linear(9, 7)), ((5, 9),)),
         ScaledGlobalAvgPool: Problem(ScaledGlobalAvgPool(), ((4, 6, 3, 5),)),
+        ScaledAvgPoolLinear: classifier((4, 6, 3, 5), 7),
         Scale: Problem(Scale(), ((4, 3, 5, 6),)),
     }
     problem = problems[kernel.op]
@@ -168,6 +170,50 @@ def test_any_numbers_of_the_format(kernel: HostKernel) -> None:
             found = judged(kernel, case)
         assert found.ok, (seed, found)
         assert found.unjudged == 0
+
+
+def classifier(shape: tuple[int, ...], outputs: int) -> Problem:
+    return Problem(ScaledAvgPoolLinear(ScaledLinear(Linear(shape[1], outputs))), (shape,))
+
+
+def test_the_bound_of_one_product_of_a_mean() -> None:
+    """m·w·(x₁ + x₂)/2 + b: what the mean may be off reaches the result times m·w. The mean is
+    3.625, which e4m3 does not hold."""
+    op = ScaledAvgPoolLinear(ScaledLinear(Linear(1, 1)))
+    x = np.array([3.5, 3.75]).reshape(1, 1, 1, 2)
+    weights = np.full((1, 1), 5.0), np.array([0.25]), np.array([2.0])
+    case = Case(Problem(op, (x.shape,)), FP8, (x,), weights)
+    y = reference(case.problem, *case.wide())
+    assert y.item() == 2 * 5 * 3.625 + 0.25
+    off, after = (
+        gamma(3, U) * 3.625,
+        gamma(4, U),
+    )  # of two terms: their sum, and up to two roundings
+    products = 5 * (3.625 + off)
+    size = 2 * products + 0.25
+    expected = (1 + after) * 2 * (gamma(1, U) * products + 5 * off) + after * size
+    found = bound(case, scaled.OF_MEANS, y)
+    assert found.largest.item() == pytest.approx(expected, rel=1e-6)
+    assert (found.statistical, found.drift) == (None, None)
+
+
+def test_the_bound_of_a_classifier_is_that_of_its_two_ops() -> None:
+    """Means within their own bound, and a layer that is within its bound for any of them."""
+    rng = np.random.default_rng(3)
+    problem = classifier((3, 40, 7, 7), 6)
+    case = make_case(scaled.CONTROLS[0], problem, "normal", 1)
+    pooling, layer = parts_of(problem)
+    (x,), weights = case.wide()
+    means = reference(pooling, (x,), ())
+    off = bound(replace(case, problem=pooling, weights=()), scaled.MEANS, means).largest
+    y = reference(problem, (x,), weights)
+    allowed = bound(case, scaled.OF_MEANS, y).largest
+    for _ in range(10):
+        moved = means + off * rng.choice([-1.0, 1.0], off.shape)
+        of_layer = replace(case, problem=layer, inputs=(moved,))
+        there = reference(layer, (moved,), weights)
+        layer_off = bound(of_layer, scaled.WIDE, there).largest
+        assert (np.abs(there - y) + layer_off <= allowed * (1 + 1e-9)).all()
 
 
 # -- a stem in one step -------------------------------------------------------------------------

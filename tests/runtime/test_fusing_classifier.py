@@ -13,6 +13,7 @@ import pytest
 import r18_numpy
 from commands import r18
 from integer_networks import images_of, integer_weights
+from quantised_weights import quantised_weights
 from r18.backend import Apart, Backend, CompileOptions, Fastest, Kernel, Problem
 from r18.errors import NoKernel, UsageError
 from r18.graph.ops import AvgPoolLinear
@@ -20,10 +21,13 @@ from r18.graph.passes import FUSION_LEVELS, fuse, fuse_classifier, fuse_ops, fus
 from r18.graph.quantize import quantized
 from r18.graph.quantized import QuantizedAvgPoolLinear
 from r18.graph.resnet import resnet, tiny
+from r18.graph.scaled import ScaledAvgPoolLinear
+from r18.graph.scaling import scaled
 from r18.graph.schedule import CANONICAL, checkpoint_names
 from r18.runtime.fusing import keeping_checkpoints, keeping_pools, schedule_for
 from r18.runtime.plan import make_plan
 from r18.weights import load_weights
+from r18.weights.precisions import in_precision
 from r18_oracle.dumps.dumps import read_dump, write_dump
 from r18_oracle.network.checkpoints import compare_checkpoints, seeded_images
 from r18_oracle.network.images import seeded
@@ -31,10 +35,12 @@ from support import images, random_weights
 
 PLAIN = tiny()
 FLOATS = fuse(PLAIN, "all")
-KINDS = pytest.mark.parametrize("precision", ["fp32", "int8"])
-FUSED = {"fp32": AvgPoolLinear.name, "int8": QuantizedAvgPoolLinear.name}
-LAYER = {"fp32": "linear", "int8": "qlinear"}
-POOL = {"fp32": "gap", "int8": "qgap"}
+SCHEDULES = {"fp32": FLOATS, "int8": quantized(FLOATS), "fp8": scaled(FLOATS)}
+KINDS = pytest.mark.parametrize("precision", SCHEDULES)
+OPS = {"fp32": AvgPoolLinear, "int8": QuantizedAvgPoolLinear, "fp8": ScaledAvgPoolLinear}
+FUSED = {precision: op.name for precision, op in OPS.items()}
+LAYER = {"fp32": "linear", "int8": "qlinear", "fp8": "slinear"}
+POOL = {"fp32": "gap", "int8": "qgap", "fp8": "sgap"}
 
 
 class Fusing(r18_numpy.Backend):
@@ -48,19 +54,18 @@ class ApartAtTwo(Fusing):
     """It has measured that the two ops are faster apart at batch 2."""
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        fused = isinstance(problem.op, AvgPoolLinear | QuantizedAvgPoolLinear)
+        fused = type(problem.op) in OPS.values()
         return Apart() if fused and problem.batch == 2 else None
 
 
 class Without(Fusing):
     def kernels(self) -> tuple[Kernel, ...]:
-        fused = AvgPoolLinear, QuantizedAvgPoolLinear
-        return tuple(k for k in super().kernels() if k.op not in fused)
+        return tuple(k for k in super().kernels() if k.op not in OPS.values())
 
 
 def last_ops(backend: Backend, precision: str, **options: object) -> list[str]:
     """The plan's ops that pool globally, or are the classifier."""
-    schedule = FLOATS if precision == "fp32" else quantized(FLOATS)
+    schedule = SCHEDULES[precision]
     if options.get("fusion", "all") != "all":
         schedule = PLAIN
     asked = CompileOptions(precision=precision, **options)  # type: ignore[arg-type]
@@ -179,7 +184,7 @@ def test_the_network_is_verified_with_and_without_taps(precision: str) -> None:
 
 
 def test_the_passes_keep_names_weights_and_work() -> None:
-    for plain in (FLOATS, quantized(FLOATS)):
+    for plain in SCHEDULES.values():
         fused = fuse_classifier(plain)
         step, pool, layer = fused.step("fc"), plain.step("avgpool"), plain.step("fc")
         assert (step.inputs, step.output) == (pool.inputs, layer.output)
@@ -229,14 +234,18 @@ def test_no_integer_changes(bits: int) -> None:
     np.testing.assert_array_equal(fused(given), expected)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("precision", ["fp32", "fp64", "fp8"])
 def test_the_results_are_those_of_two_steps(precision: str) -> None:
-    weights, x = random_weights(PLAIN), images(PLAIN, 2)
+    x, options = images(PLAIN, 2), CompileOptions(batch=2, precision=precision)
+    schedule, weights = PLAIN, random_weights(PLAIN)
+    if precision == "fp8":
+        schedule, weights = in_precision(PLAIN, quantised_weights(), options)
+    fused = FUSED.get(precision, "gap_linear")
     found = [
         r18_numpy.Backend()
-        .compile(PLAIN, weights, CompileOptions(batch=2, precision=precision, kernels=kernels))(x)
+        .compile(schedule, weights, replace(options, kernels=kernels))(x)
         .tobytes()
-        for kernels in ({}, {"gap_linear": "*"})
+        for kernels in ({}, {fused: "*"})
     ]
     assert found[0] == found[1]
 
@@ -249,4 +258,4 @@ def test_verification_runs_the_fused_kernels(tmp_path: Path) -> None:
     assert done.code == 0, done.err + done.out
     (result,) = json.loads(done.out)["backends"]
     assert {kernel["verdict"] for kernel in result["kernels"]} == {"ok"}
-    assert [kernel["network_problems"] > 0 for kernel in result["kernels"]] == [True] * 3
+    assert [kernel["network_problems"] > 0 for kernel in result["kernels"]] == [True] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from r18.graph.ops import Layout
 from r18_cupy.float8.direct import ScaledDirect
 from r18_cupy.float8.few_channels_mma import ScaledFewChannelsMma
+from r18_cupy.float8.gap_linear import ScaledGapLinear
 from r18_cupy.float8.implicit_gemm_wgmma import ScaledImplicitGemmWgmma
 from r18_cupy.float8.kernel import Float8Kernel
 from r18_cupy.float8.others import (
@@ -35,6 +36,7 @@ def float8_kernels() -> tuple[Float8Kernel, ...]:
         ),
         ScaledWarpDot(),
         ScaledTiledLinear(),
+        ScaledGapLinear(),
         ScaledTranspose(),
         ScaledStemWgmma(),
     )

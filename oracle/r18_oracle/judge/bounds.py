@@ -31,7 +31,7 @@ import numpy as np
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
 from r18.graph.ops import BatchNorm, Conv2d, ConvMaxPool, Normalize, Op, Problem, parts_of
-from r18.graph.scaled import ScaledConvMaxPool
+from r18.graph.scaled import ScaledConvMaxPool, ScaledLinear
 from r18_oracle.cases import Case
 from r18_oracle.judge import fourier, winograd
 from r18_oracle.judge.bias import Drift, influence
@@ -429,7 +429,7 @@ def scaled_sum(
     """Sums of e4m3 products with their scales: `r18_oracle.judge.scaled.sum_error`, and storing.
 
     Nothing leaves e4m3, which saturates. In float32 a sum with its addends may. moved: by how much
-    pixels may differ, which were made of an image.
+    factors may differ: pixels that were made of an image, or means.
     """
     error, size = sum_error(case, contract, moved)
     largest = stored(error, y, contract)
@@ -576,6 +576,9 @@ def mean_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     statistical line holds whatever the means are, so Σ|w|·E_m is added to it too. There is no line
     for drift: the roundings of a mean are common to all outputs of its sample. A mean that may
     overflow leaves its sample unjudged where it does.
+
+    The layer of a `ScaledAvgPoolLinear` multiplies its sums: its B is that of `scaled_sum` of means
+    that have moved by E_m. They are float32, as in the two ops: nothing is rounded to e4m3.
     """
     return _of_means(case, contract, y, contract.accumulate)
 
@@ -593,6 +596,10 @@ def _of_means(case: Case, contract: RoundingContract, y: Array, kept: str) -> Bo
     of_mean = mean(of_gap, one, m)
     off = np.where(np.isfinite(m), np.broadcast_to(of_mean.largest, m.shape), 0.0)
     finite = np.abs(np.where(np.isfinite(m), m, 0.0)) + off
+    if isinstance(layer.op, ScaledLinear):
+        # No mean of e4m3 numbers overflows in float32.
+        of_layer = replace(case, problem=layer, inputs=(m,))
+        return scaled_sum(of_layer, replace(contract, algorithm="scaled_sum"), y, off)
     (_, (weight, *_)) = finite_part(case)
     moved = off @ np.abs(weight).T
     inputs = (np.where(np.isfinite(m), finite, m),)

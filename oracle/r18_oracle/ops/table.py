@@ -35,7 +35,14 @@ from r18_oracle.ops.integers import (
     qrelayout,
     quantize,
 )
-from r18_oracle.ops.scaled import scale, sconv2d, sconv2d_maxpool2d, sgap, slinear
+from r18_oracle.ops.scaled import (
+    scale,
+    sconv2d,
+    sconv2d_maxpool2d,
+    sgap,
+    sgap_linear,
+    slinear,
+)
 from r18_oracle.ops.spec import OpSpec
 
 GROUP = "r18.ops"
@@ -71,6 +78,7 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         sgap.SPEC,
         slinear.SPEC,
         sconv2d_maxpool2d.SPEC,
+        sgap_linear.SPEC,
     )
 }
 

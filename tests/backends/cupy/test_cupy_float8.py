@@ -23,6 +23,7 @@ from r18.graph.precision import E4M3, FP8, as_stored
 from r18.graph.resnet import resnet18, tiny
 from r18.graph.scaled import (
     Scale,
+    ScaledAvgPoolLinear,
     ScaledConv2d,
     ScaledConvMaxPool,
     ScaledGlobalAvgPool,
@@ -84,6 +85,7 @@ def problems() -> Iterator[Problem]:
         yield Problem(MaxPool2d((3, 3), (2, 2), (1, 1)), ((3, c, 5, 7),))
     for n in (1, 16, 17):
         yield Problem(ScaledLinear(Linear(37, 10)), ((n, 37),))
+        yield Problem(ScaledAvgPoolLinear(ScaledLinear(Linear(37, 10))), ((n, 37, 3, 3),))
     for shape in ((2, 3, 8, 8), (2, 3, 5, 5), (1, 20, 4, 4), (3, 1, 9, 9)):
         yield Problem(Scale(), (shape,))
         yield Problem(Relayout(Layout.NCHW, Layout.NHWC), (shape,))
