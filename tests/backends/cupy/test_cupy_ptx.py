@@ -195,7 +195,7 @@ def test_accepted_violations_are_counted_with_their_reasons() -> None:
     assert "no ordering violations, 4 accepted with a reason" in done.out
     data = check("cupy", kernels=STEMS).to_json()
     assert data["disorders"] == {}
-    ours = Accepted.of("cupy").entries
+    ours = [one for one in Accepted.of("cupy").entries if "few_channels_wgmma" in one.function]
     assert {label: one["reason"] for label, (one,) in data["accepted"].items()} == {
         entry.function: entry.reason for entry in ours
     }
