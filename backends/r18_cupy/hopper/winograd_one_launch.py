@@ -26,7 +26,7 @@ OUTPUT_TILE = 4
 POSITIONS = (OUTPUT_TILE + 2) ** 2
 MULTIPLIER_WARPS = POSITIONS // 3
 WIDTHS = (4, 2, 1)  # pixels that a thread loads or stores at a time
-ROUNDS = 4  # of the epilogue; two are in shared memory at a time
+LANE_CHANNELS = 4  # distinct channels of a warp's lanes, for each of a thread's
 BARRIER_NBYTES = 16  # a full/empty pair of mbarriers per stage
 
 # Mirrors `WinogradParts` in kernels/hopper/winograd_one_launch.cu.
@@ -40,17 +40,19 @@ class WinogradTile(TileConfig):
     """`m` output channels by `n` output tiles of 4×4 per part, over `k` input channels per step.
 
     stages: steps in shared memory at a time.
+    units: a thread's channels, of 8, in a round of the epilogue.
 
-    Legal tiles: m = n = 32 and k = 4, which the device code is written for, and as many stages as
-    fit in shared memory.
+    Legal tiles: m = n = 32 and k = 4, which the device code is written for; at most 3 units, as
+    each channel of a round has a warp; as many stages as fit in shared memory.
     """
 
     stages: int
+    units: int
 
     @property
     def name(self) -> str:
-        """`m32n32k4s3` with three stages."""
-        return f"{super().name}s{self.stages}"
+        """`m32n32k4s3u2` with three stages and two units."""
+        return f"{super().name}s{self.stages}u{self.units}"
 
     @property
     def threads(self) -> int:
@@ -61,11 +63,11 @@ class WinogradTile(TileConfig):
     def shared_nbytes(self) -> int:
         """Stages of filters and transformed pixels, the sums of two rounds, mbarriers."""
         stage = POSITIONS * self.k * (self.m + self.n) * FLOAT_NBYTES
-        sums = POSITIONS * self.m // ROUNDS * self.n * FLOAT_NBYTES
+        sums = POSITIONS * LANE_CHANNELS * self.units * self.n * FLOAT_NBYTES
         return self.stages * (stage + BARRIER_NBYTES) + 2 * sums
 
 
-TILES = tuple(WinogradTile(32, 32, 4, stages) for stages in (3, 4))
+TILES = tuple(WinogradTile(32, 32, 4, *rest) for rest in ((3, 3), (4, 2), (3, 2)))
 """The first is chosen; the others are there to be measured."""
 
 

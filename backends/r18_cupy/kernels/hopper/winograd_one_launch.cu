@@ -8,11 +8,11 @@
 //    step's filters, transformed and packed by the host, arrive by one bulk copy.
 // 2. Multipliers: a warp multiplies three of the 36 positions. Each half of it has one position to
 //    itself, so a lane sums 8 channels × 8 tiles with 16 operands; the third is shared by both
-//    halves, 8 × 4 sums with 12 operands. Half-warps with 4 × 8 sums of every position would read a
-//    third more of shared memory, which is nearly as busy as the FMA units.
-// 3. Epilogue, in four rounds: the multipliers write the positions' sums of every fourth channel to
-//    shared memory; a lane then transforms one tile of one channel back, applies bias, residual and
-//    ReLU, and writes rows of up to four pixels. Producers are at the next part already.
+//    halves, 8 × 4 sums with 12 operands. Whole warps for each position, with 8 × 4 sums a lane,
+//    would read a quarter more of shared memory.
+// 3. Epilogue, in rounds: a thread writes its sums of TILE_UNITS of its 8 channels to shared
+//    memory, where the positions meet. A lane then transforms one tile of one channel back, applies bias,
+//    residual and ReLU, and writes rows of up to four pixels. Producers are at the next part.
 //
 // Registers: producers release theirs, or 96 sums and 28 operands would not fit.
 //
@@ -28,11 +28,11 @@
 #include "hopper/wgmma.cuh"
 
 constexpr int OUTPUT = 4, EXTENT = OUTPUT + 2, POSITIONS = EXTENT * EXTENT;
-constexpr int QUAD = 4;                 // sums or operands that are read or written at once
-constexpr int WARPS = POSITIONS / 3;    // of multipliers
+constexpr int QUAD = 4;               // sums or operands that are read or written at once
+constexpr int WARPS = POSITIONS / 3;  // of multipliers
 constexpr int MULTIPLIERS = 32 * WARPS, PRODUCERS = 32 * TILE_K;
-constexpr int ROUNDS = QUAD;            // of the epilogue
-constexpr int CHANNELS = TILE_M / ROUNDS;  // of a round
+constexpr int CHANNELS = QUAD * TILE_UNITS;  // of a round of the epilogue
+constexpr int ROUNDS = (2 * QUAD + TILE_UNITS - 1) / TILE_UNITS;
 constexpr int ROW_BYTES = TILE_N * sizeof(float);  // of channels or tiles in shared memory
 constexpr int FILTER_BYTES = POSITIONS * TILE_K * TILE_M * sizeof(float);
 
@@ -42,7 +42,7 @@ static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + PRODUCERS * PRODUCER_REGISTER
               "multipliers acquire what producers release");
 static_assert(TILE_M == 32 && TILE_N == 32, "a thread has 8 x 8 sums of 16 lanes' position");
 static_assert(TILE_K == 4, "a warpgroup of producers, a warp per channel");
-static_assert(CHANNELS <= WARPS, "a warp has one channel of a round");
+static_assert(CHANNELS <= WARPS, "a warp has at most one channel of a round");
 static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");
 static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4, "pixels come in vectors");
 
@@ -330,51 +330,58 @@ __device__ __forceinline__ void multipliers_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory");
 }
 
-// Writes the sums of a round: those of channels 4 · i + round.
+// Writes the sums of a round: unit i / TILE_UNITS of a round is a thread's channel i.
 __device__ __forceinline__ void write_sums(float (&to)[POSITIONS][CHANNELS][TILE_N],
                                            const Sums& sums, const Lane& lane, int round) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int channel = lane.channel + i * (CHANNELS / 2), row = i * QUAD + round;
+  for (int unit = 0; unit < TILE_UNITS; ++unit) {
+    const int i = round * TILE_UNITS + unit, channel = unit * QUAD + lane.channel;
+    if (i >= 2 * QUAD) break;
     const auto write = [&](int position, int tile, const float* quad) {
       *reinterpret_cast<float4*>(&to[position][channel][column_of(channel, tile)]) =
           make_float4(quad[0], quad[1], quad[2], quad[3]);
     };
     const int tile = QUAD * lane.tile;
-    write(lane.own_position(), tile, sums.own[row]);
-    write(lane.own_position(), tile + TILE_N / 2, sums.own[row] + QUAD);
-    write(lane.common_position(), tile + lane.half * (TILE_N / 2), sums.common[row]);
+    write(lane.own_position(), tile, sums.own[i]);
+    write(lane.own_position(), tile + TILE_N / 2, sums.own[i] + QUAD);
+    write(lane.common_position(), tile + lane.half * (TILE_N / 2), sums.common[i]);
   }
+}
+
+// The part's channel that is `channel` in a round; TILE_M or more if the round has no such.
+__device__ __forceinline__ int channel_of(int round, int channel) {
+  const int i = round * TILE_UNITS + channel / QUAD;
+  return channel / QUAD >= TILE_UNITS || i >= 2 * QUAD
+             ? TILE_M
+             : channel % QUAD * QUAD + i / QUAD * (TILE_M / 2) + i % QUAD;
 }
 
 // A lane's output tile in one channel after another: the place, and what the epilogue adds.
 struct OutputTile {
-  size_t first;         // element of the tile's first pixel, in the part's first channel
-  int rows, columns;    // inside of the image
-  int channel;          // of the round
+  TilePlace at;
+  int channel0;       // of the part
+  int rows, columns;  // of the tile inside of the image; no rows of a channel that does not exist
+  size_t first;       // element of the tile's first pixel
   float bias;
   float addends[OUTPUT][OUTPUT];  // of the residual
 
-  __device__ __forceinline__ OutputTile(const ConvShape& p, const TilePlace& at, bool writes, int channel)
-      : rows(at.exists && writes ? p.oh - at.top : 0), columns(p.ow - at.left), channel(channel) {
+  __device__ __forceinline__ bool has(int i, int j) const { return i < rows && j < columns; }
+
+  // Moves to a channel of the part. Loads bias and residual, or zeros, ahead of their use: their
+  // latency is longer than the transform's.
+  __device__ __forceinline__ void load(const ConvShape& p, int channel_of_part,
+                                       const float* biases, const float* residual) {
+    const int channel = channel0 + channel_of_part;
+    const bool exists = at.exists && channel_of_part < TILE_M && channel < p.o;
+    rows = exists ? p.oh - at.top : 0, columns = p.ow - at.left;
     first = (size_t)((at.n * p.o + channel) * p.oh + at.top) * p.ow + at.left;
-  }
-
-  __device__ __forceinline__ bool has(const ConvShape& p, int i, int j) const {
-    return channel < p.o && i < rows && j < columns;
-  }
-
-  // Loads bias and residual, ahead of their use: their latency is longer than the transform. What
-  // is absent is -0, which changes no sum.
-  __device__ __forceinline__ void load(const ConvShape& p, const float* biases,
-                                       const float* residual) {
-    bias = biases && channel < p.o ? biases[channel] : -0.0f;
+    bias = biases && exists ? biases[channel] : 0.0f;
 #pragma unroll
     for (int i = 0; i < OUTPUT; ++i) {
 #pragma unroll
       for (int j = 0; j < OUTPUT; j += WIDTH) {
         Pixels<WIDTH> pixels = {};
-        if (residual && has(p, i, j)) {
+        if (residual && has(i, j)) {
           pixels = *reinterpret_cast<const Pixels<WIDTH>*>(residual + first + i * p.ow + j);
         }
 #pragma unroll
@@ -409,35 +416,35 @@ struct OutputTile {
           const float sum = row[j + k] + bias + addends[i][j + k];  // in the order of `epilogue`
           pixels.at[k] = sum < least ? least : sum;  // keeps NaN
         }
-        if (has(p, i, j)) *reinterpret_cast<Pixels<WIDTH>*>(out + first + i * p.ow + j) = pixels;
+        if (has(i, j)) *reinterpret_cast<Pixels<WIDTH>*>(out + first + i * p.ow + j) = pixels;
       }
     }
   }
 };
 
-__device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, int part, const ConvShape& p, const WinogradParts& g,
-                                            const float* bias, const float* residual, float* out) {
-  const Lane lane;
-  const int tile_lane = lane.index, plane = p.oh * p.ow;
-  const bool writes = lane.warp < CHANNELS;  // a warp per channel of the round
-  OutputTile tile(p, TilePlace(g, part, tile_lane), writes,
-                  part % g.blocks * TILE_M + lane.warp * ROUNDS);
-  tile.load(p, bias, residual);
-  write_sums(shared.sums[0], sums, lane, 0);
+// `turn`: which buffer of sums is next.
+__device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, int part,
+                                            const ConvShape& p, const WinogradParts& g,
+                                            const float* bias, const float* residual, float* out,
+                                            int& turn) {
+  const Lane lane;  // a warp has a channel of each round, a lane a tile
+  OutputTile tile{TilePlace(g, part, lane.index), part % g.blocks * TILE_M};
+  tile.load(p, channel_of(0, lane.warp), bias, residual);
+  write_sums(shared.sums[turn], sums, lane, 0);
   multipliers_barrier();
 #pragma unroll
-  for (int round = 0; round < ROUNDS; ++round) {
-    // One barrier per round: the other buffer was read before the last one.
-    if (round + 1 < ROUNDS) write_sums(shared.sums[(round + 1) % 2], sums, lane, round + 1);
-    if (writes) {
-      tile.write(p, &shared.sums[round % 2][0][lane.warp][column_of(lane.warp, tile_lane)],
-                 out);
+  for (int round = 0; round < ROUNDS; ++round, turn ^= 1) {
+    const bool last = round + 1 == ROUNDS;
+    // One barrier per round: the other buffer was read before the last one. Nor does the next part
+    // begin with the buffer that this one ends with.
+    if (!last) write_sums(shared.sums[turn ^ 1], sums, lane, round + 1);
+    if (channel_of(round, lane.warp) < TILE_M) {
+      tile.write(p, &shared.sums[turn][0][lane.warp][column_of(lane.warp, lane.index)], out);
     }
-    if (round + 1 < ROUNDS) {
-      ++tile.channel, tile.first += plane;
-      tile.load(p, bias, residual);
+    if (!last) {
+      tile.load(p, channel_of(round + 1, lane.warp), bias, residual);
+      multipliers_barrier();
     }
-    if (round + 1 < ROUNDS) multipliers_barrier();
   }
 }
 
@@ -464,9 +471,10 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   }
   acquire_registers<MULTIPLIER_REGISTERS>();
   StageState state;
+  int turn = 0;
   for (int part = blockIdx.x; part < g.parts; part += gridDim.x) {
     Sums sums;
     multiply_steps(sums, shared, state, g.steps);
-    finish_part(shared, sums, part, p, g, bias, residual, out);
+    finish_part(shared, sums, part, p, g, bias, residual, out, turn);
   }
 }

@@ -1,0 +1,228 @@
+"""Winograd in one launch, without a GPU: packed filters, parts, and who has which sums."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.passes import fuse
+from r18.graph.precision import FP32
+from r18.graph.resnet import resnet18
+from r18_cupy.choices import variants_of
+from r18_cupy.conv.base import CONV_SHAPE
+from r18_cupy.conv.winograd import WinogradF4x4
+from r18_cupy.cuda.compiler import KERNELS
+from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_NBYTES
+from r18_cupy.hopper.winograd_one_launch import (
+    LANE_CHANNELS,
+    MULTIPLIER_WARPS,
+    PARTS,
+    POSITIONS,
+    TILES,
+    WIDTHS,
+    WinogradOneLaunch,
+    WinogradTile,
+    width_of,
+)
+from r18_oracle.judge.winograd import MATRICES
+
+Array = np.ndarray[Any, np.dtype[Any]]
+KERNEL = WinogradOneLaunch(FP32)
+SOURCE = (KERNELS / "hopper/winograd_one_launch.cu").read_text()
+EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
+
+
+def conv(shape: tuple[int, int, int, int], o: int, padding: tuple[int, int] = (1, 1)) -> Problem:
+    return Problem(Conv2d(shape[1], o, (3, 3), (1, 1), padding), (shape,))
+
+
+def constant(name: str) -> int:
+    found = re.search(rf"\b{name} = (\d+)[,;]", SOURCE)
+    assert found, name
+    return int(found[1])
+
+
+# -- the host's side -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("o", "c"), [(1, 1), (32, 4), (33, 9), (70, 5)])
+def test_filters_are_transformed_in_float64_and_packed_by_steps(o: int, c: int) -> None:
+    problem, tile = conv((1, c, 8, 8), o), TILES[0]
+    weight = np.random.default_rng(o).standard_normal((o, c, 3, 3)).astype(np.float32)
+    (packed,) = KERNEL.pack(problem, (weight,))
+    blocks, steps = -(-o // tile.m), -(-c // tile.k)
+    assert packed.dtype == np.float32
+    assert packed.shape == (blocks, steps, POSITIONS, tile.k, tile.m)
+    assert packed.flags.c_contiguous
+    g = MATRICES[4][1]
+    exact = np.einsum("ir,ocrs,js->ijco", g, weight.astype(np.float64), g).reshape(POSITIONS, c, o)
+    got = packed.transpose(2, 1, 3, 0, 4).reshape(POSITIONS, steps * tile.k, blocks * tile.m)
+    error = np.abs(got[:, :c, :o] - exact)
+    # A product of three may differ in float64's last bits, and so fall on the other side of a half.
+    assert (error <= 2.0**-24 * np.abs(exact) * (1 + 2.0**-20) + 2.0**-50).all()
+    assert not got[:, c:].any()
+    assert not got[..., o:].any()
+
+
+def test_the_filters_are_those_of_three_launches() -> None:
+    problem = conv((1, 9, 8, 8), 40)
+    weight = np.random.default_rng(1).standard_normal((40, 9, 3, 3)).astype(np.float32)
+    (ours,), (others,) = (
+        KERNEL.pack(problem, (weight,)),
+        WinogradF4x4(FP32).pack(problem, (weight,)),
+    )
+    rows = others.transpose(0, 2, 1, 3).reshape(POSITIONS, others.shape[2], -1)
+    got = ours.transpose(2, 1, 3, 0, 4).reshape(POSITIONS, 12, 64)
+    np.testing.assert_array_equal(got[:, :9, :40], rows[:, :9, :40])
+
+
+def test_the_structure_of_parts_is_the_device_s() -> None:
+    body = re.search(r"struct WinogradParts {(.*?)};", SOURCE, re.DOTALL)
+    assert body
+    code = re.sub(r"//.*", "", body[1])
+    names = [name for line in re.findall(r"int ([^;]+);", code) for name in line.split(", ")]
+    assert tuple(names) == PARTS.names
+
+
+@pytest.mark.parametrize(
+    ("shape", "o", "fields", "grid"),
+    [
+        ((64, 64, 56, 56), 64, (14, 14, 12544, 2, 16, 784), 132),
+        ((64, 512, 7, 7), 512, (2, 2, 256, 16, 128, 128), 128),
+        ((1, 3, 1, 1), 1, (1, 1, 1, 1, 1, 1), 1),
+        ((3, 5, 13, 9), 33, (4, 3, 36, 2, 2, 4), 4),
+    ],
+)
+def test_parts_cover_the_problem(
+    shape: tuple[int, int, int, int], o: int, fields: tuple[int, ...], grid: int
+) -> None:
+    (launch,) = KERNEL.launches(conv(shape, o))
+    arguments = cast(Array, launch.arguments[-1]).view(PARTS)
+    assert tuple(arguments[0]) == fields
+    assert launch.grid == (grid, 1, 1)
+    assert grid <= MULTIPROCESSORS
+    assert tuple(cast(Array, launch.arguments[-2]).view(CONV_SHAPE)[0])[:4] == shape
+
+
+@pytest.mark.parametrize(
+    ("w", "padding", "width"),
+    [(56, 1, 4), (28, 1, 4), (14, 1, 2), (7, 1, 1), (8, 0, 1), (8, 2, 1), (16, 5, 4), (10, 3, 2)],
+)
+def test_vectors_are_aligned_and_end_with_the_row(w: int, padding: int, width: int) -> None:
+    problem = conv((1, 2, 9, w), 2, (1, padding))
+    assert width_of(problem) == width
+    assert KERNEL.launches(problem)[0].entry == KERNEL.entry(TILES[0], width)
+    # A tile begins at a multiple of 4 pixels, less the padding; vectors begin at its second pixel.
+    assert (1 - padding) % width == w % width == problem.output[3] % width == 0
+
+
+def test_the_extra_problems_have_every_width() -> None:
+    assert {width_of(one) for one in KERNEL.extra_problems} == set(WIDTHS)
+    assert all(KERNEL.refusal(one) is None for one in KERNEL.extra_problems)
+
+
+def test_it_takes_the_network_s_convolutions_of_stride_1_and_no_workspace() -> None:
+    taken = [
+        problem
+        for problem in fuse(resnet18(), "all").problems(2).values()
+        if isinstance(problem.op, Conv2d) and KERNEL.refusal(problem) is None
+    ]
+    assert len({problem.inputs[0][1] for problem in taken}) == 4
+    assert all(KERNEL.workspace(problem) == 0 for problem in taken)
+    strided = Problem(Conv2d(4, 4, (3, 3), (2, 1), (1, 1)), ((1, 4, 8, 8),))
+    assert KERNEL.refusal(strided) == "Winograd takes 3×3 windows of stride 1"
+    assert KERNEL.contract == WinogradF4x4(FP32).contract
+
+
+def test_each_tile_is_a_variant() -> None:
+    variants = cast(tuple[WinogradOneLaunch, ...], variants_of(KERNEL))
+    assert [one.tiles for one in variants] == [(tile,) for tile in TILES]
+    entries = {entry for one in variants for entry in one.entries()}
+    assert len(entries) == len(TILES) * len(WIDTHS)
+
+
+# -- the device's side, in its constants and index maps --------------------------------------------
+
+
+@EACH_TILE
+def test_shared_memory_and_registers_suffice(tile: WinogradTile) -> None:
+    assert tile.shared_nbytes <= SHARED_NBYTES
+    assert tile.threads == 512
+    producers, multipliers = constant("PRODUCER_REGISTERS"), constant("MULTIPLIER_REGISTERS")
+    # The launch gives each thread 128; what one warpgroup releases another acquires.
+    assert producers % 8 == multipliers % 8 == 0
+    assert producers < 128 < multipliers
+    assert 32 * (MULTIPLIER_WARPS * multipliers + tile.k * producers) <= 65536
+
+
+def lanes() -> tuple[Array, Array, Array]:
+    """Half of the warp, channel and tile of each lane, as `Lane` has them."""
+    lane = np.arange(32)
+    return lane // 16, lane % 2 + lane // 8 % 2 * 2, lane // 2 % 4
+
+
+def channels_of(lane_channel: Array) -> Array:
+    i = np.arange(8)
+    return 4 * lane_channel[:, None] + i // 4 * 16 + i % 4
+
+
+def test_every_sum_has_one_thread() -> None:
+    hits = np.zeros((POSITIONS, 32, 32), int)
+    half, channel, tile = lanes()
+    j = np.arange(8)
+    own = 4 * tile[:, None] + j // 4 * 16 + j % 4
+    common = 16 * half[:, None] + 4 * tile[:, None] + np.arange(4)
+    rows = channels_of(channel)
+    for warp in range(MULTIPLIER_WARPS):
+        np.add.at(hits, ((3 * warp + half)[:, None, None], rows[:, :, None], own[:, None]), 1)
+        np.add.at(hits, (np.array(3 * warp + 2), rows[:, :, None], common[:, None]), 1)
+    assert (hits == 1).all()
+
+
+def test_reads_of_operands_take_two_cycles() -> None:
+    """Of 16 lanes' quads, those of neighbours (bit 0) or of lanes two apart (bit 1) are one, and
+    the distinct ones touch each bank at most once."""
+    half, channel, tile = lanes()
+    lane = np.arange(32)
+    assert (tile == tile[lane ^ 1]).all()
+    assert (channel == channel[lane ^ 2]).all()
+    for of_lane in (tile, channel):
+        for which in range(2):
+            assert len(set(of_lane[half == which])) == 4
+
+
+@EACH_TILE
+def test_rounds_write_and_read_every_channel_once(tile: WinogradTile) -> None:
+    _, lane_channel, _ = lanes()
+    rounds = math.ceil(8 / tile.units)
+    found = []
+    for index in range(rounds):
+        written = {}
+        for unit in range(tile.units):
+            i = index * tile.units + unit
+            if i < 8:
+                for lane in range(32):
+                    place = unit * LANE_CHANNELS + int(lane_channel[lane])
+                    written[place] = int(channels_of(lane_channel)[lane, i])
+        for warp in range(MULTIPLIER_WARPS):  # `channel_of`
+            i = index * tile.units + warp // 4
+            if warp // 4 < tile.units and i < 8:
+                channel = warp % 4 * 4 + i // 4 * 16 + i % 4
+                assert written[warp] == channel
+                found.append(channel)
+    assert sorted(found) == list(range(tile.m))
+
+
+def test_writes_of_sums_touch_each_bank_once() -> None:
+    """Eight lanes write 16 bytes at a time."""
+    half, channel, tile = lanes()
+    column = (4 * tile) ^ (channel % 2 * 16)
+    for first in range(0, 32, 8):
+        banks = {(32 * int(channel[i]) + int(column[i])) % 32 for i in range(first, first + 8)}
+        assert len(banks) == 8
+        assert len(set(half[first : first + 8])) == 1
