@@ -30,7 +30,7 @@ from r18.backend import (
 from r18.backend import Backend as BackendBase
 from r18.errors import BackendUnavailable
 from r18.graph.ops import AvgPoolLinear, Conv2d, Problem
-from r18.graph.precision import FP32, INT8
+from r18.graph.precision import FP8, FP32, INT8
 from r18.graph.quantized import QuantizedAvgPoolLinear
 from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConv2d
 from r18.graph.schedule import Schedule
@@ -131,10 +131,11 @@ class Backend(BackendBase):
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:
         """Where the second is small: then neither fills the device.
 
-        On CUDA cores a larger one still fills what the first leaves idle at its end. In int8 both
-        at once were faster than one after the other at batches 4 to 16 (docs/performance-log.md).
+        On CUDA cores a larger one still fills what the first leaves idle at its end. In formats of
+        one byte both at once were faster than one after the other at batches 4 to 16
+        (docs/performance-log.md).
         """
-        always = precision in (FP32.name, INT8.name)
+        always = precision in (FP32.name, INT8.name, FP8.name)
         return always or math.prod(second.output) <= FEW_OUTPUTS
 
     def compile(
