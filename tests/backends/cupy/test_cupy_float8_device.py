@@ -1,4 +1,5 @@
-"""Hopper's sums of e4m3 products, measured: how many bits they keep, and that they are cut off."""
+"""Hopper's sums of e4m3 products, measured: how many bits they keep, and that they are cut off; and
+that pooling and classifier in one launch give the bits of two."""
 
 from __future__ import annotations
 
@@ -9,11 +10,16 @@ from faults.scaled import UNIT
 from faults.summations import Products
 from r18.backend import Array
 from r18.errors import BackendUnavailable
+from r18.graph.ops import Layout, Problem, parts_of
 from r18.graph.precision import round_to_e4m3
+from r18.runtime.launch import run_kernel
 from r18_cupy import Backend
+from r18_cupy.float8.gap_linear import ScaledGapLinear, scaled
 from r18_cupy.float8.implicit_gemm_wgmma import ScaledImplicitGemmWgmma
 from r18_cupy.float8.kernel import FRACTION
+from r18_cupy.float8.others import ScaledGap, ScaledWarpDot
 from r18_cupy.float8.unit import DEPTH, ROWS, STEP, sums
+from r18_oracle.generate.inputs import make_case
 from r18_oracle.judge.roundings import summation_error
 
 
@@ -90,3 +96,21 @@ def test_a_k_tile_is_within_the_bound_and_near_the_model(positive: bool) -> None
         equal, total = equal + int((model == found).sum()), total + found.size
     print(f"\n{equal:,} of {total:,} sums are those of the model")
     assert equal / total > 0.9
+
+
+@pytest.mark.parametrize("channels", [512, 528])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_pooling_and_classifier_in_one_launch_give_the_bits_of_two(
+    batch: int, channels: int
+) -> None:
+    """Of 7×7 pixels, whose sums are exact; see kernels/float8/gap_linear.cu."""
+    backend, fused = Backend(), ScaledGapLinear()
+    problem = Problem(scaled(channels, 1000), ((batch, channels, 7, 7),))
+    pooling, layer = parts_of(problem)
+    for seed in range(3):
+        case = make_case(fused, problem, "normal", seed)
+        means = run_kernel(backend, ScaledGap(layout=Layout.NHWC), pooling, *case.inputs)
+        two = run_kernel(backend, ScaledWarpDot(), layer, means, *case.weights)
+        one = run_kernel(backend, fused, problem, *case.inputs, *case.weights)
+        assert np.unique(one).size > 100
+        np.testing.assert_array_equal(one, two)
