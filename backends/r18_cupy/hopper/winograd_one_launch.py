@@ -43,6 +43,7 @@ class WinogradTile(TileConfig):
     stages: steps in shared memory at a time.
     units: how many of a thread's 8 channels have their sums in shared memory at a time: those of
     two rounds of the epilogue.
+    cluster: CTAs that compute parts of the same channels together, and read filters once.
 
     Legal tiles: k = 4, with m and n 32 and 32 or 64 and 16, which the device code is written for;
     at most 6 units, as each row of tiles of a round has a warp; as many stages as fit in shared
@@ -51,11 +52,12 @@ class WinogradTile(TileConfig):
 
     stages: int
     units: int
+    cluster: int = 1
 
     @property
     def name(self) -> str:
-        """`m64n16k4s3u5` with three stages and five units."""
-        return f"{super().name}s{self.stages}u{self.units}"
+        """`m64n16k4s3u5c2` with three stages, five units and clusters of two."""
+        return f"{super().name}s{self.stages}u{self.units}c{self.cluster}"
 
     @property
     def threads(self) -> int:
@@ -71,8 +73,15 @@ class WinogradTile(TileConfig):
 
 
 TILES = tuple(
-    WinogradTile(m, n, 4, stages, units)
-    for m, n, stages, units in ((64, 16, 3, 5), (32, 32, 3, 6), (64, 16, 3, 4), (32, 32, 4, 4))
+    WinogradTile(m, n, 4, stages, units, cluster)
+    for m, n, stages, units, cluster in (
+        (64, 16, 3, 5, 2),
+        (32, 32, 3, 6, 1),
+        (64, 16, 3, 5, 1),
+        (64, 16, 3, 4, 2),
+        (32, 32, 4, 4, 1),
+        (32, 32, 3, 6, 2),
+    )
 )
 CHOSEN = TILES[:2]
 """Of these, `choose` takes one; the others are there to be measured."""
@@ -83,15 +92,16 @@ PART_CYCLES = 4000
 
 
 def parts_of(problem: Problem, tile: WinogradTile) -> int:
+    """How many parts the clusters divide: each has `tile.n` tiles for each CTA."""
     n, o, oh, ow = problem.output
     tiles = n * ceil_div(oh, OUTPUT_TILE) * ceil_div(ow, OUTPUT_TILE)
-    return ceil_div(tiles, tile.n) * ceil_div(o, tile.m)
+    return ceil_div(tiles, tile.n * tile.cluster) * ceil_div(o, tile.m)
 
 
 def estimate(problem: Problem, tile: WinogradTile) -> int:
     """Cycles: as many parts one after the other as the multiprocessor with the most has."""
     steps = ceil_div(problem.inputs[0][1], tile.k)
-    waves = ceil_div(parts_of(problem, tile), MULTIPROCESSORS)
+    waves = ceil_div(parts_of(problem, tile), MULTIPROCESSORS // tile.cluster)
     return waves * (steps * STEP_CYCLES[tile.m] + PART_CYCLES)
 
 
@@ -187,7 +197,7 @@ class WinogradOneLaunch(ConvKernel):
         return (
             GridLaunch(
                 self.entry(tile, width_of(problem)),
-                (min(parts, MULTIPROCESSORS), 1, 1),
+                (min(parts, MULTIPROCESSORS // tile.cluster) * tile.cluster, 1, 1),
                 (tile.threads, 1, 1),
                 (
                     X,

@@ -29,6 +29,7 @@
 #include "conv/swapped_columns.cuh"
 #include "conv/winograd.cuh"
 #include "hopper/bulk.cuh"
+#include "hopper/cluster.cuh"
 #include "hopper/wgmma.cuh"
 
 constexpr int OUTPUT = 4, EXTENT = OUTPUT + 2, POSITIONS = EXTENT * EXTENT;
@@ -60,6 +61,7 @@ __device__ constexpr int rounds(int round = 0) {
 constexpr int ROUNDS = rounds();
 
 constexpr int FILTER_BYTES = POSITIONS * TILE_K * TILE_M * sizeof(float);
+constexpr int FILTER_SHARE = FILTER_BYTES / TILE_CLUSTER;  // that a CTA copies to all of its cluster
 
 // Registers per thread (setmaxnreg): 128 at launch.
 constexpr int PRODUCER_REGISTERS = 104, MULTIPLIER_REGISTERS = 136;
@@ -75,7 +77,8 @@ static_assert(TILE_STAGES >= TEAMS, "a team's first stage is its own number");
 static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4, "pixels come in vectors");
 
 // How a problem is divided; the host's `PARTS` in hopper/winograd_one_launch.py mirrors it field by
-// field. Tiles are counted over all images, row by row. Consecutive parts have the same tiles.
+// field. Tiles are counted over all images, row by row. A part is a cluster's: TILE_N tiles for each
+// of its CTAs. Consecutive parts have the same tiles.
 struct WinogradParts {
   int rows, columns;  // of tiles in an image
   int tiles;          // of the batch
@@ -94,7 +97,7 @@ struct Shared {
   Stage stages[TILE_STAGES];
   float sums[TILE_UNITS][POSITIONS][CHANNEL_LANES][TILE_N];  // of two rounds; see `column_of`
   // `full` completes a phase when the filters and the values of all warps of a team have arrived,
-  // `empty` when every multiplier warp has read them.
+  // `empty` when every multiplier warp of the cluster has read them.
   unsigned long long full[TILE_STAGES], empty[TILE_STAGES];
 };
 
@@ -108,12 +111,17 @@ struct StageState {
   }
 };
 
+__device__ __forceinline__ int cluster_rank() { return blockIdx.x % TILE_CLUSTER; }
+__device__ __forceinline__ int first_part() { return blockIdx.x / TILE_CLUSTER; }
+__device__ __forceinline__ int parts_at_once() { return gridDim.x / TILE_CLUSTER; }
+
 // Where a lane's tile is.
 struct TilePlace {
   bool exists;
   int n, top, left;  // of its outputs
   __device__ __forceinline__ TilePlace(const WinogradParts& g, int part, int lane) {
-    const unsigned tile = (unsigned)(part / g.blocks) * TILE_N + lane;
+    const unsigned group = (unsigned)(part / g.blocks) * TILE_CLUSTER + cluster_rank();
+    const unsigned tile = group * TILE_N + lane;
     exists = tile < (unsigned)g.tiles;
     const unsigned row = tile / g.columns;
     left = (tile - row * g.columns) * OUTPUT;
@@ -203,12 +211,12 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
   // NOTE: a vote, so that the compiler knows that what follows from it is the same in all lanes.
   const int team = TEAMS > 1 && __any_sync(~0u, warp >= TEAM);
   const int k = warp % TEAM * ROWS + lane / TILE_N;  // of the step's channels
-  int part = blockIdx.x, step = team;
+  int part = first_part(), step = team;
   const char* next_filters = nullptr;
   InputTile tile;
   // Loads the pixels of `step`, which may belong to a later part.
   const auto load = [&](bool begins) {
-    for (; step >= g.steps; step -= g.steps, part += gridDim.x) begins = true;
+    for (; step >= g.steps; step -= g.steps, part += parts_at_once()) begins = true;
     if (part >= g.parts) return;
     if (begins) {
       next_filters = reinterpret_cast<const char*>(weight) +
@@ -239,7 +247,13 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
     const unsigned full = shared_address(&shared.full[state.stage]);
     if (warp % TEAM == 0 && lane == 0) {
       mbarrier_arrive_expect_tx(full, FILTER_BYTES);
-      bulk_load(shared_address(stage.filters), filters, FILTER_BYTES, full);
+      const int share = cluster_rank() * FILTER_SHARE;
+      const unsigned target = shared_address(stage.filters) + share;
+      if (TILE_CLUSTER == 1) {
+        bulk_load(target, filters, FILTER_BYTES, full);
+      } else {  // the others' shares may arrive first
+        bulk_load_all<TILE_CLUSTER>(target, filters + share, FILTER_SHARE, full);
+      }
     }
     __syncwarp();
     float* const out = &stage.pixels[0][k][swapped_column(lane % TILE_N)];
@@ -380,7 +394,12 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
     multiply(sums.own, left, right);
     // The arrival comes after this stage's last reads.
     __syncwarp();
-    if (lane.index == 0) mbarrier_arrive(shared_address(&shared.empty[state.stage]));
+    const unsigned empty = shared_address(&shared.empty[state.stage]);
+    if (TILE_CLUSTER == 1) {
+      if (lane.index == 0) mbarrier_arrive(empty);
+    } else {
+      if (lane.index < TILE_CLUSTER) mbarrier_arrive_at(cluster_address(empty, lane.index));
+    }
     state.advance(1);
     if (step < steps) {
       await_stage();
@@ -527,8 +546,14 @@ __device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, in
   }
 }
 
-// Grid: a CTA on each SM, or one per part if there are fewer.
-extern "C" __global__ void __launch_bounds__(MULTIPLIERS + PRODUCERS, 1)
+#if TILE_CLUSTER > 1
+#define IN_CLUSTER __cluster_dims__(TILE_CLUSTER, 1, 1)
+#else
+#define IN_CLUSTER
+#endif
+
+// Grid: a CTA on each SM, or a cluster per part if there are fewer.
+extern "C" __global__ void __launch_bounds__(MULTIPLIERS + PRODUCERS, 1) IN_CLUSTER
 winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weight,
                     const float* __restrict__ bias, const float* residual, float* out,
                     const ConvShape p, const WinogradParts g) {
@@ -537,11 +562,16 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < TILE_STAGES; ++stage) {
       mbarrier_init(shared_address(&shared.full[stage]), 1 + TEAM);
-      mbarrier_init(shared_address(&shared.empty[stage]), WARPS);
+      mbarrier_init(shared_address(&shared.empty[stage]), TILE_CLUSTER * WARPS);
     }
     mbarrier_init_fence();
   }
-  __syncthreads();
+  if (TILE_CLUSTER == 1) {
+    __syncthreads();
+  } else {
+    cluster_arrive();
+    cluster_wait();
+  }
   wait_for_previous_launch();
   if (threadIdx.x < PRODUCERS) {
     release_registers<PRODUCER_REGISTERS>();
@@ -550,9 +580,14 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   }
   acquire_registers<MULTIPLIER_REGISTERS>();
   StageState state;
-  for (int part = blockIdx.x; part < g.parts; part += gridDim.x) {
+  for (int part = first_part(); part < g.parts; part += parts_at_once()) {
     Sums sums;
     multiply_steps(sums, shared, state, g.steps);
     finish_part(shared, sums, part, p, g, bias, residual, out);
+  }
+  // A CTA must not end while others still arrive at its mbarriers.
+  if (TILE_CLUSTER > 1) {
+    cluster_arrive_relaxed();
+    cluster_wait();
   }
 }
