@@ -61,6 +61,8 @@ __device__ constexpr int rounds(int round = 0) {
 constexpr int ROUNDS = rounds();
 
 constexpr int FILTER_BYTES = POSITIONS * TILE_K * TILE_M * sizeof(float);
+// Bytes of a channel's filters or tiles of a position in shared memory.
+constexpr int FILTER_ROW = TILE_M * sizeof(float), PIXEL_ROW = TILE_N * sizeof(float);
 constexpr int FILTER_SHARE = FILTER_BYTES / TILE_CLUSTER;  // that a CTA copies to all of its cluster
 
 // Registers per thread (setmaxnreg): 128 at launch.
@@ -90,24 +92,23 @@ struct WinogradParts {
 struct Stage {
   float filters[POSITIONS][TILE_K][TILE_M];
   float pixels[POSITIONS][TILE_K][TILE_N];  // neighbouring tiles are swapped: see `multiply`
+  // `full` completes a phase when the filters and the values of all warps of a team have arrived,
+  // `empty` when every multiplier warp of the cluster has read them.
+  unsigned long long full, empty;
 };
 static_assert(sizeof(Stage::filters) == FILTER_BYTES, "one bulk copy");
 
 struct Shared {
   Stage stages[TILE_STAGES];
   float sums[TILE_UNITS][POSITIONS][CHANNEL_LANES][TILE_N];  // of two rounds; see `column_of`
-  // `full` completes a phase when the filters and the values of all warps of a team have arrived,
-  // `empty` when every multiplier warp of the cluster has read them.
-  unsigned long long full[TILE_STAGES], empty[TILE_STAGES];
 };
 
-// The stage that is next, and the parity of its phase.
+// The stage that is next, in bytes from the first, and the parity of its phase.
 struct StageState {
-  int stage = 0;
-  unsigned phase = 0;
+  unsigned offset = 0, phase = 0;
   __device__ __forceinline__ void advance(int steps) {
-    stage += steps;
-    if (stage >= TILE_STAGES) stage -= TILE_STAGES, phase ^= 1;
+    offset += steps * (unsigned)sizeof(Stage);
+    if (offset >= sizeof(Shared::stages)) offset -= (unsigned)sizeof(Shared::stages), phase ^= 1;
   }
 };
 
@@ -226,7 +227,7 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
     tile.load(p);
   };
   load(true);
-  StageState state{team};
+  StageState state{team * (unsigned)sizeof(Stage)};
 #pragma unroll 1
   for (; part < g.parts; state.advance(TEAMS)) {
     float half[EXTENT][EXTENT];  // Bᵀ d, transposed
@@ -242,9 +243,9 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
     step += TEAMS;
     load(false);  // what arrives until the team's next step
     // Each stage is empty at first: the wait is for the phase before the first, which is over.
-    mbarrier_wait(shared_address(&shared.empty[state.stage]), state.phase ^ 1);
-    Stage& stage = shared.stages[state.stage];
-    const unsigned full = shared_address(&shared.full[state.stage]);
+    Stage& stage = *reinterpret_cast<Stage*>(reinterpret_cast<char*>(&shared) + state.offset);
+    mbarrier_wait(shared_address(&stage.empty), state.phase ^ 1);
+    const unsigned full = shared_address(&stage.full);
     if (warp % TEAM == 0 && lane == 0) {
       mbarrier_arrive_expect_tx(full, FILTER_BYTES);
       const int share = cluster_rank() * FILTER_SHARE;
@@ -349,6 +350,9 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
   float common_left[SIDE], common_right[QUAD];
   // Addresses in the first stage, and what leads from there to the input channel.
   const Stage& first = shared.stages[0];
+  const unsigned full = shared_address(&first.full);
+  unsigned empty = shared_address(&first.empty);  // in the cluster's CTA of the lane's number
+  if (TILE_CLUSTER > 1) empty = cluster_address(empty, lane.index % TILE_CLUSTER);
   const int own = lane.own_position(), common = lane.common_position();
   const int channel = QUAD * lane.channel, tile = QUAD * lane.tile;
   const unsigned filters = shared_address(&first.filters[own][0][channel]);
@@ -356,18 +360,16 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
   const unsigned common_filters = shared_address(&first.filters[common][0][channel]);
   const unsigned common_pixels =
       shared_address(&first.pixels[common][0][tile + TILE_N / 2 * lane.half]);
-  unsigned filter_offset, pixel_offset;
-  const auto load_own = [&] {
-    load_quads<TILE_M>(left, filters + filter_offset);
-    load_quads<TILE_N>(right, pixels + pixel_offset);
+  const auto load_own = [&](int k) {
+    load_quads<TILE_M>(left, filters + state.offset + k * FILTER_ROW);
+    load_quads<TILE_N>(right, pixels + state.offset + k * PIXEL_ROW);
   };
-  const auto load_common = [&] {
-    load_quads<TILE_M>(common_left, common_filters + filter_offset);
-    load_quads<TILE_N>(common_right, common_pixels + pixel_offset);
+  const auto load_common = [&](int k) {
+    load_quads<TILE_M>(common_left, common_filters + state.offset + k * FILTER_ROW);
+    load_quads<TILE_N>(common_right, common_pixels + state.offset + k * PIXEL_ROW);
   };
   const auto await_stage = [&] {
-    mbarrier_wait(shared_address(&shared.full[state.stage]), state.phase);
-    filter_offset = pixel_offset = state.stage * (unsigned)sizeof(Stage);
+    mbarrier_wait(full + state.offset, state.phase);
   };
 #pragma unroll
   for (int i = 0; i < SIDE; ++i) {
@@ -376,34 +378,41 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
 #pragma unroll
     for (int j = 0; j < QUAD; ++j) sums.common[i][j] = 0.0f;
   }
+  // NOTE: these always hold, which the compiler does not know: what is behind a condition is a
+  // block of its own. Of more products at once the assembler changes the order, which takes more
+  // registers than there are, and costs the operands that products share. A loop over the step's
+  // channels would end its blocks with four more instructions.
+  const bool always[] = {__any_sync(~0u, filters != common_filters),
+                         __any_sync(~0u, pixels != common_pixels), __any_sync(~0u, filters != pixels)};
+  static_assert(sizeof(always) == TILE_K - 1, "one for each channel but the last");
   await_stage();
-  load_own();
+  load_own(0);
   for (int step = 1; step <= steps; ++step) {
     // One position's operands arrive while the other's are multiplied.
-    // NOTE: not unrolled. Of more products at once the assembler changes the order, which takes
-    // more registers than there are, and costs the operands that they share.
-#pragma unroll 1
-    for (int k = 1; k < TILE_K; ++k) {
-      load_common();
-      multiply(sums.own, left, right);
-      filter_offset += TILE_M * sizeof(float), pixel_offset += TILE_N * sizeof(float);
-      load_own();
-      multiply(sums.common, common_left, common_right);
+#pragma unroll
+    for (int k = 0; k < TILE_K - 1; ++k) {
+      if (always[k]) {
+        load_common(k);
+        multiply(sums.own, left, right);
+        load_own(k + 1);
+        multiply(sums.common, common_left, common_right);
+      }
     }
-    load_common();
+    load_common(TILE_K - 1);
     multiply(sums.own, left, right);
     // The arrival comes after this stage's last reads.
     __syncwarp();
-    const unsigned empty = shared_address(&shared.empty[state.stage]);
-    if (TILE_CLUSTER == 1) {
-      if (lane.index == 0) mbarrier_arrive(empty);
-    } else {
-      if (lane.index < TILE_CLUSTER) mbarrier_arrive_at(cluster_address(empty, lane.index));
+    if (lane.index < TILE_CLUSTER) {
+      if (TILE_CLUSTER == 1) {
+        mbarrier_arrive(empty + state.offset);
+      } else {
+        mbarrier_arrive_at(empty + state.offset);
+      }
     }
     state.advance(1);
     if (step < steps) {
       await_stage();
-      load_own();
+      load_own(0);
     }
     multiply(sums.common, common_left, common_right);
   }
@@ -561,8 +570,8 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < TILE_STAGES; ++stage) {
-      mbarrier_init(shared_address(&shared.full[stage]), 1 + TEAM);
-      mbarrier_init(shared_address(&shared.empty[stage]), TILE_CLUSTER * WARPS);
+      mbarrier_init(shared_address(&shared.stages[stage].full), 1 + TEAM);
+      mbarrier_init(shared_address(&shared.stages[stage].empty), TILE_CLUSTER * WARPS);
     }
     mbarrier_init_fence();
   }
