@@ -86,9 +86,10 @@ TILES = tuple(
 CHOSEN = TILES[:2]
 """Of these, `choose` takes one; the others are there to be measured."""
 
-# Cycles of a step and of a part's epilogue: its share of 16 warps' instructions, four per cycle.
-STEP_CYCLES = {32: 1700, 64: 1550}  # by m: of 32 channels, twice the transforms
-PART_CYCLES = 4000
+# Cycles of a step, by m, and of a part's epilogue. Of 32 channels a step has twice the transforms,
+# which its multipliers wait for.
+STEP_CYCLES = {32: 2300, 64: 1800}
+PART_CYCLES = 4800
 
 
 def parts_of(problem: Problem, tile: WinogradTile) -> int:
@@ -99,7 +100,7 @@ def parts_of(problem: Problem, tile: WinogradTile) -> int:
 
 
 def estimate(problem: Problem, tile: WinogradTile) -> int:
-    """Cycles: as many parts one after the other as the multiprocessor with the most has."""
+    """Cycles of the multiprocessor that has most parts, whole waves of them."""
     steps = ceil_div(problem.inputs[0][1], tile.k)
     waves = ceil_div(parts_of(problem, tile), MULTIPROCESSORS // tile.cluster)
     return waves * (steps * STEP_CYCLES[tile.m] + PART_CYCLES)

@@ -63,7 +63,7 @@ constexpr int ROUNDS = rounds();
 constexpr int FILTER_BYTES = POSITIONS * TILE_K * TILE_M * sizeof(float);
 // Bytes of a channel's filters or tiles of a position in shared memory.
 constexpr int FILTER_ROW = TILE_M * sizeof(float), PIXEL_ROW = TILE_N * sizeof(float);
-constexpr int FILTER_SHARE = FILTER_BYTES / TILE_CLUSTER;  // that a CTA copies to all of its cluster
+constexpr int FILTER_SHARE = FILTER_BYTES / TILE_CLUSTER;  // a CTA copies it to all of its cluster
 
 // Registers per thread (setmaxnreg): 128 at launch.
 constexpr int PRODUCER_REGISTERS = 104, MULTIPLIER_REGISTERS = 136;
@@ -79,8 +79,8 @@ static_assert(TILE_STAGES >= TEAMS, "a team's first stage is its own number");
 static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4, "pixels come in vectors");
 
 // How a problem is divided; the host's `PARTS` in hopper/winograd_one_launch.py mirrors it field by
-// field. Tiles are counted over all images, row by row. A part is a cluster's: TILE_N tiles for each
-// of its CTAs. Consecutive parts have the same tiles.
+// field. Tiles are counted over all images, row by row. A part is a cluster's: TILE_N tiles for
+// each of its CTAs. Consecutive parts have the same tiles.
 struct WinogradParts {
   int rows, columns;  // of tiles in an image
   int tiles;          // of the batch
@@ -144,8 +144,9 @@ struct InputTile {
   static constexpr int LOADS = 2 + OUTPUT / WIDTH;  // of a row: a pixel, vectors, a pixel
 
   const float* next;  // first pixel, in the step's channel; may be outside of the image
-  unsigned inside[EXTENT / 2];  // bit r % 2 · LOADS + i: whether load i of rows r is in the image
-  int channel;
+  // Bit 1 + r % 2 · LOADS + i of inside[r / 2]: whether load i of row r is in the image. One
+  // instruction makes predicates of six bits, but not of bit 0.
+  unsigned inside[EXTENT / 2];
   float d[EXTENT][EXTENT];  // rows, columns. Pixels outside of the image stay zero
 
   __device__ __forceinline__ void clear() {
@@ -157,9 +158,8 @@ struct InputTile {
   }
 
   __device__ __forceinline__ void begin(const float* x, const ConvShape& p, const TilePlace& at,
-                                        int first_channel) {
+                                        int channel) {
     const int top = at.top - p.ph, left = at.left - p.pw;
-    channel = first_channel;
     next = x + ((long long)(at.n * p.c + channel) * (p.h * p.w) + (long long)top * p.w + left);
     unsigned columns = 0;
 #pragma unroll
@@ -171,24 +171,25 @@ struct InputTile {
 #pragma unroll
     for (int r = 0; r < EXTENT; r += 2) {
       const auto row = [&](int r) { return 0 <= top + r && top + r < p.h ? columns : 0; };
-      inside[r / 2] = row(r) | row(r + 1) << LOADS;
+      inside[r / 2] = (row(r) | row(r + 1) << LOADS) << 1;
     }
+    clear();
+  }
+
+  // The channel does not exist: in a part's last step.
+  __device__ __forceinline__ void end() {
+    inside[0] = inside[1] = inside[2] = 0;
     clear();
   }
 
   // Loads the pixels that are in the image, and moves on to the team's next step.
   __device__ __forceinline__ void load(const ConvShape& p) {
-    if (channel >= p.c) {  // in the last step
-      asm volatile("");  // keeps it a branch: otherwise each step would select each pixel or zero
-      inside[0] = inside[1] = inside[2] = 0;
-      clear();
-    }
     const float* row = next;
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
       asm volatile("" : "+l"(row));  // one sum for all loads of a row
       __builtin_assume(__isGlobal(row));
-      const auto is_inside = [&](int i) { return inside[r / 2] >> (r % 2 * LOADS + i) & 1; };
+      const auto is_inside = [&](int i) { return inside[r / 2] >> (1 + r % 2 * LOADS + i) & 1; };
       if (is_inside(0)) d[r][0] = row[0];
 #pragma unroll
       for (int s = 1; s < 1 + OUTPUT; s += WIDTH) {
@@ -202,29 +203,33 @@ struct InputTile {
       row += p.w;
     }
     next += (long long)(TEAMS * TILE_K) * (p.h * p.w);
-    channel += TEAMS * TILE_K;
   }
 };
 
 __device__ __forceinline__ void produce(Shared& shared, const float* x, const float* weight,
                                         const ConvShape& p, const WinogradParts& g) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // NOTE: a vote, so that the compiler knows that what follows from it is the same in all lanes.
+  // NOTE: votes, so that the compiler knows that what follows is the same in all lanes.
+  const bool leads = __any_sync(~0u, warp % TEAM == 0);  // its first lane copies filters
   const int team = TEAMS > 1 && __any_sync(~0u, warp >= TEAM);
   const int k = warp % TEAM * ROWS + lane / TILE_N;  // of the step's channels
+  const int whole_steps = p.c / TILE_K;
   int part = first_part(), step = team;
   const char* next_filters = nullptr;
   InputTile tile;
+  const auto begin_part = [&] {
+    next_filters = reinterpret_cast<const char*>(weight) +
+                   ((size_t)(part % g.blocks) * g.steps + step) * FILTER_BYTES;
+    tile.begin(x, p, TilePlace(g, part, lane % TILE_N), step * TILE_K + k);
+  };
   // Loads the pixels of `step`, which may belong to a later part.
   const auto load = [&](bool begins) {
-    for (; step >= g.steps; step -= g.steps, part += parts_at_once()) begins = true;
-    if (part >= g.parts) return;
-    if (begins) {
-      next_filters = reinterpret_cast<const char*>(weight) +
-                     ((size_t)(part % g.blocks) * g.steps + step) * FILTER_BYTES;
-      tile.begin(x, p, TilePlace(g, part, lane % TILE_N), step * TILE_K + k);
+    if (step >= g.steps || begins) {
+      for (; step >= g.steps; step -= g.steps) part += parts_at_once();
+      if (part < g.parts) begin_part();
     }
-    tile.load(p);
+    if (step >= whole_steps && step * TILE_K + k >= p.c) tile.end();
+    if (part < g.parts) tile.load(p);
   };
   load(true);
   StageState state{team * (unsigned)sizeof(Stage)};
@@ -246,7 +251,7 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
     Stage& stage = *reinterpret_cast<Stage*>(reinterpret_cast<char*>(&shared) + state.offset);
     mbarrier_wait(shared_address(&stage.empty), state.phase ^ 1);
     const unsigned full = shared_address(&stage.full);
-    if (warp % TEAM == 0 && lane == 0) {
+    if (leads && lane == 0) {
       mbarrier_arrive_expect_tx(full, FILTER_BYTES);
       const int share = cluster_rank() * FILTER_SHARE;
       const unsigned target = shared_address(stage.filters) + share;
@@ -256,7 +261,6 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
         bulk_load_all<TILE_CLUSTER>(target, filters + share, FILTER_SHARE, full);
       }
     }
-    __syncwarp();
     float* const out = &stage.pixels[0][k][swapped_column(lane % TILE_N)];
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
@@ -383,7 +387,8 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
   // registers than there are, and costs the operands that products share. A loop over the step's
   // channels would end its blocks with four more instructions.
   const bool always[] = {__any_sync(~0u, filters != common_filters),
-                         __any_sync(~0u, pixels != common_pixels), __any_sync(~0u, filters != pixels)};
+                         __any_sync(~0u, pixels != common_pixels),
+                         __any_sync(~0u, filters != pixels)};
   static_assert(sizeof(always) == TILE_K - 1, "one for each channel but the last");
   await_stage();
   load_own(0);
