@@ -198,16 +198,19 @@ def lanes(tile: WinogradTile) -> tuple[Array, Array, Array]:
 def places(lane: Array, extent: int) -> Array:
     """A thread's channels or tiles in the part."""
     i = np.arange(SIDE)
-    return 4 * lane[:, None] + i // 4 * (extent // 2) + i % 4
+    found: Array = 4 * lane[:, None] + i // 4 * (extent // 2) + i % 4
+    return found
 
 
 def column_of(tile: WinogradTile, channel: Array, column: Array) -> Array:
-    return column ^ channel // (32 // tile.n) % 2 * (tile.n // 2)
+    found: Array = column ^ channel // (32 // tile.n) % 2 * (tile.n // 2)
+    return found
 
 
 def rounds_of(tile: WinogradTile) -> list[range]:
     """The units of each round: channels i of all threads."""
-    sizes, rounds, first = (-(-tile.units // 2), tile.units // 2), [], 0
+    sizes, first = (-(-tile.units // 2), tile.units // 2), 0
+    rounds: list[range] = []
     while first < SIDE:
         end = first + sizes[len(rounds) % 2]
         rounds.append(range(first, min(end, SIDE)))

@@ -583,6 +583,7 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   if (TILE_CLUSTER == 1) {
     __syncthreads();
   } else {
+    __syncwarp();
     cluster_arrive();
     cluster_wait();
   }
@@ -601,6 +602,7 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   }
   // A CTA must not end while others still arrive at its mbarriers.
   if (TILE_CLUSTER > 1) {
+    __syncwarp();
     cluster_arrive_relaxed();
     cluster_wait();
   }
