@@ -28,7 +28,7 @@ MULTIPLIER_WARPS = POSITIONS // 3
 PRODUCER_WARPS = 4
 WIDTHS = (4, 2, 1)  # pixels that a thread loads or stores at a time
 SIDE = 8  # channels, and tiles, of a thread's sums
-BARRIER_NBYTES = 16  # a full/empty pair of mbarriers per stage
+BARRIER_NBYTES = 128  # of a stage: a full/empty pair of mbarriers, aligned
 
 # Mirrors `WinogradParts` in kernels/hopper/winograd_one_launch.cu.
 PARTS = np.dtype(

@@ -89,7 +89,8 @@ struct WinogradParts {
   int parts;
 };
 
-struct Stage {
+// Aligned as rows of all banks are, for the bulk copy.
+struct alignas(128) Stage {
   float filters[POSITIONS][TILE_K][TILE_M];
   float pixels[POSITIONS][TILE_K][TILE_N];  // neighbouring tiles are swapped: see `multiply`
   // `full` completes a phase when the filters and the values of all warps of a team have arrived,
