@@ -25,9 +25,10 @@ from r18_cupy.cuda.tile import TileConfig
 OUTPUT_TILE = 4
 POSITIONS = (OUTPUT_TILE + 2) ** 2
 MULTIPLIER_WARPS = POSITIONS // 3
+PRODUCER_WARPS = 4
 WIDTHS = (4, 2, 1)  # pixels that a thread loads or stores at a time
-LANE_CHANNELS = 4  # distinct channels of a warp's lanes, for each of a thread's
-BARRIER_NBYTES = 16  # a full/empty pair of mbarriers per stage
+SIDE = 8  # channels, and tiles, of a thread's sums
+BARRIER_NBYTES = 128  # of a stage: a full/empty pair of mbarriers, aligned
 
 # Mirrors `WinogradParts` in kernels/hopper/winograd_one_launch.cu.
 PARTS = np.dtype(
@@ -40,35 +41,69 @@ class WinogradTile(TileConfig):
     """`m` output channels by `n` output tiles of 4×4 per part, over `k` input channels per step.
 
     stages: steps in shared memory at a time.
-    units: a thread's channels, of 8, in a round of the epilogue.
+    units: how many of a thread's 8 channels have their sums in shared memory at a time: those of
+    two rounds of the epilogue.
+    cluster: CTAs that compute parts of the same channels together, and read filters once.
 
-    Legal tiles: m = n = 32 and k = 4, which the device code is written for; at most 3 units, as
-    each channel of a round has a warp; as many stages as fit in shared memory.
+    Legal tiles: k = 4, with m and n 32 and 32 or 64 and 16, which the device code is written for;
+    at most 6 units, as each row of tiles of a round has a warp; as many stages as fit in shared
+    memory.
     """
 
     stages: int
     units: int
+    cluster: int = 1
 
     @property
     def name(self) -> str:
-        """`m32n32k4s3u2` with three stages and two units."""
-        return f"{super().name}s{self.stages}u{self.units}"
+        """`m64n16k4s3u5c2` with three stages, five units and clusters of two."""
+        return f"{super().name}s{self.stages}u{self.units}c{self.cluster}"
 
     @property
     def threads(self) -> int:
-        """Multipliers, then a warp of producers per input channel of a step."""
-        return 32 * (MULTIPLIER_WARPS + self.k)
+        """Producers, then multipliers."""
+        return 32 * (PRODUCER_WARPS + MULTIPLIER_WARPS)
 
     @property
     def shared_nbytes(self) -> int:
         """Stages of filters and transformed pixels, the sums of two rounds, mbarriers."""
         stage = POSITIONS * self.k * (self.m + self.n) * FLOAT_NBYTES
-        sums = POSITIONS * LANE_CHANNELS * self.units * self.n * FLOAT_NBYTES
-        return self.stages * (stage + BARRIER_NBYTES) + 2 * sums
+        unit = POSITIONS * self.m // SIDE * self.n * FLOAT_NBYTES
+        return self.stages * (stage + BARRIER_NBYTES) + self.units * unit
 
 
-TILES = tuple(WinogradTile(32, 32, 4, *rest) for rest in ((3, 3), (4, 2), (3, 2)))
-"""The first is chosen; the others are there to be measured."""
+TILES = tuple(
+    WinogradTile(m, n, 4, stages, units, cluster)
+    for m, n, stages, units, cluster in (
+        (64, 16, 3, 5, 2),
+        (32, 32, 3, 6, 1),
+        (64, 16, 3, 5, 1),
+        (64, 16, 3, 4, 2),
+        (32, 32, 4, 4, 1),
+        (32, 32, 3, 6, 2),
+    )
+)
+CHOSEN = TILES[:2]
+"""Of these, `choose` takes one; the others are there to be measured."""
+
+# Cycles of a step, by m, and of a part's epilogue. Of 32 channels a step has twice the transforms,
+# which its multipliers wait for.
+STEP_CYCLES = {32: 2300, 64: 1800}
+PART_CYCLES = 4800
+
+
+def parts_of(problem: Problem, tile: WinogradTile) -> int:
+    """How many parts the clusters divide: each has `tile.n` tiles for each CTA."""
+    n, o, oh, ow = problem.output
+    tiles = n * ceil_div(oh, OUTPUT_TILE) * ceil_div(ow, OUTPUT_TILE)
+    return ceil_div(tiles, tile.n * tile.cluster) * ceil_div(o, tile.m)
+
+
+def estimate(problem: Problem, tile: WinogradTile) -> int:
+    """Cycles of the multiprocessor that has most parts, whole waves of them."""
+    steps = ceil_div(problem.inputs[0][1], tile.k)
+    waves = ceil_div(parts_of(problem, tile), MULTIPROCESSORS // tile.cluster)
+    return waves * (steps * STEP_CYCLES[tile.m] + PART_CYCLES)
 
 
 def width_of(problem: Problem) -> int:
@@ -82,8 +117,8 @@ def width_of(problem: Problem) -> int:
 
 @dataclass(frozen=True, eq=False)
 class WinogradOneLaunch(ConvKernel):
-    """F(4×4, 3×3). Each multiprocessor computes parts of 32 output channels of 32 tiles in turn,
-    and keeps their sums at all 36 positions in registers.
+    """F(4×4, 3×3). Each multiprocessor computes parts of 64 output channels of 16 tiles, or 32 of
+    32, in turn, and keeps their sums at all 36 positions in registers.
     """
 
     algorithm = "winograd_f4x4_one_launch"
@@ -121,7 +156,16 @@ class WinogradOneLaunch(ConvKernel):
         return Entry("hopper/winograd_one_launch", "winograd_one_launch", macros, self.family)
 
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(self.entry(self.tiles[0], width) for width in WIDTHS)
+        return tuple(self.entry(tile, width) for tile in self.candidates for width in WIDTHS)
+
+    @property
+    def candidates(self) -> tuple[WinogradTile, ...]:
+        """The tiles to choose from: a variant's own."""
+        return tuple(tile for tile in self.tiles if tile in CHOSEN) or self.tiles
+
+    def choose(self, problem: Problem) -> WinogradTile:
+        """The tile whose estimate is least; of equals the first."""
+        return min(self.candidates, key=lambda tile: estimate(problem, tile))
 
     def refuses(self, problem: Problem) -> str | None:
         op = cast(Conv2d, problem.op)
@@ -136,7 +180,7 @@ class WinogradOneLaunch(ConvKernel):
         in the order in which they are in shared memory.
         """
         weight, *bias = super().pack(problem, weights)
-        tile, g = self.tiles[0], FILTER_TRANSFORMS[OUTPUT_TILE]
+        tile, g = self.choose(problem), FILTER_TRANSFORMS[OUTPUT_TILE]
         with np.errstate(over="ignore", invalid="ignore"):  # infinite weights become NaN
             filters = (g @ weight.astype(np.float64) @ g.T).astype(np.float32)
         o, c = weight.shape[:2]
@@ -145,17 +189,16 @@ class WinogradOneLaunch(ConvKernel):
         return (np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)), *bias)
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        tile = self.tiles[0]
+        tile = self.choose(problem)
         n, c = problem.inputs[0][:2]
         o, oh, ow = problem.output[1:]
         rows, columns = ceil_div(oh, OUTPUT_TILE), ceil_div(ow, OUTPUT_TILE)
-        tiles, blocks = n * rows * columns, ceil_div(o, tile.m)
-        parts = ceil_div(tiles, tile.n) * blocks
+        tiles, blocks, parts = n * rows * columns, ceil_div(o, tile.m), parts_of(problem, tile)
         fields = (rows, columns, tiles, blocks, ceil_div(c, tile.k), parts)
         return (
             GridLaunch(
                 self.entry(tile, width_of(problem)),
-                (min(parts, MULTIPROCESSORS), 1, 1),
+                (min(parts, MULTIPROCESSORS // tile.cluster) * tile.cluster, 1, 1),
                 (tile.threads, 1, 1),
                 (
                     X,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import re
 from typing import Any, cast
 
@@ -19,10 +19,12 @@ from r18_cupy.conv.winograd import WinogradF4x4
 from r18_cupy.cuda.compiler import KERNELS
 from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_NBYTES
 from r18_cupy.hopper.winograd_one_launch import (
-    LANE_CHANNELS,
+    CHOSEN,
     MULTIPLIER_WARPS,
     PARTS,
     POSITIONS,
+    PRODUCER_WARPS,
+    SIDE,
     TILES,
     WIDTHS,
     WinogradOneLaunch,
@@ -34,6 +36,9 @@ from r18_oracle.judge.winograd import MATRICES
 Array = np.ndarray[Any, np.dtype[Any]]
 KERNEL = WinogradOneLaunch(FP32)
 SOURCE = (KERNELS / "hopper/winograd_one_launch.cu").read_text()
+VARIANTS = {one.tiles[0]: one for one in cast(tuple[WinogradOneLaunch, ...], variants_of(KERNEL))}
+SHAPES = {(tile.m, tile.n): tile for tile in TILES}
+EACH_SHAPE = pytest.mark.parametrize("tile", SHAPES.values(), ids=lambda tile: tile.name)
 EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 
 
@@ -50,11 +55,14 @@ def constant(name: str) -> int:
 # -- the host's side -----------------------------------------------------------------------------
 
 
+@EACH_SHAPE
 @pytest.mark.parametrize(("o", "c"), [(1, 1), (32, 4), (33, 9), (70, 5)])
-def test_filters_are_transformed_in_float64_and_packed_by_steps(o: int, c: int) -> None:
-    problem, tile = conv((1, c, 8, 8), o), TILES[0]
+def test_filters_are_transformed_in_float64_and_packed_by_steps(
+    tile: WinogradTile, o: int, c: int
+) -> None:
+    problem = conv((1, c, 8, 8), o)
     weight = np.random.default_rng(o).standard_normal((o, c, 3, 3)).astype(np.float32)
-    (packed,) = KERNEL.pack(problem, (weight,))
+    (packed,) = VARIANTS[tile].pack(problem, (weight,))
     blocks, steps = -(-o // tile.m), -(-c // tile.k)
     assert packed.dtype == np.float32
     assert packed.shape == (blocks, steps, POSITIONS, tile.k, tile.m)
@@ -90,18 +98,28 @@ def test_the_structure_of_parts_is_the_device_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "o", "fields", "grid"),
+    ("m", "cluster", "shape", "o", "fields", "grid"),
     [
-        ((64, 64, 56, 56), 64, (14, 14, 12544, 2, 16, 784), 132),
-        ((64, 512, 7, 7), 512, (2, 2, 256, 16, 128, 128), 128),
-        ((1, 3, 1, 1), 1, (1, 1, 1, 1, 1, 1), 1),
-        ((3, 5, 13, 9), 33, (4, 3, 36, 2, 2, 4), 4),
+        (32, 1, (64, 64, 56, 56), 64, (14, 14, 12544, 2, 16, 784), 132),
+        (32, 1, (64, 512, 7, 7), 512, (2, 2, 256, 16, 128, 128), 128),
+        (32, 1, (1, 3, 1, 1), 1, (1, 1, 1, 1, 1, 1), 1),
+        (32, 1, (3, 5, 13, 9), 33, (4, 3, 36, 2, 2, 4), 4),
+        (64, 1, (64, 64, 56, 56), 64, (14, 14, 12544, 1, 16, 784), 132),
+        (64, 2, (64, 64, 56, 56), 64, (14, 14, 12544, 1, 16, 392), 132),
+        (64, 2, (64, 512, 7, 7), 512, (2, 2, 256, 8, 128, 64), 128),
+        (64, 2, (1, 3, 1, 1), 1, (1, 1, 1, 1, 1, 1), 2),
     ],
 )
 def test_parts_cover_the_problem(
-    shape: tuple[int, int, int, int], o: int, fields: tuple[int, ...], grid: int
+    m: int,
+    cluster: int,
+    shape: tuple[int, int, int, int],
+    o: int,
+    fields: tuple[int, ...],
+    grid: int,
 ) -> None:
-    (launch,) = KERNEL.launches(conv(shape, o))
+    kernel = next(k for t, k in VARIANTS.items() if (t.m, t.cluster) == (m, cluster))
+    (launch,) = kernel.launches(conv(shape, o))
     arguments = cast(Array, launch.arguments[-1]).view(PARTS)
     assert tuple(arguments[0]) == fields
     assert launch.grid == (grid, 1, 1)
@@ -116,7 +134,7 @@ def test_parts_cover_the_problem(
 def test_vectors_are_aligned_and_end_with_the_row(w: int, padding: int, width: int) -> None:
     problem = conv((1, 2, 9, w), 2, (1, padding))
     assert width_of(problem) == width
-    assert KERNEL.launches(problem)[0].entry == KERNEL.entry(TILES[0], width)
+    assert KERNEL.launches(problem)[0].entry == KERNEL.entry(KERNEL.choose(problem), width)
     # A tile begins at a multiple of 4 pixels, less the padding; vectors begin at its second pixel.
     assert (1 - padding) % width == w % width == problem.output[3] % width == 0
 
@@ -144,6 +162,16 @@ def test_each_tile_is_a_variant() -> None:
     assert [one.tiles for one in variants] == [(tile,) for tile in TILES]
     entries = {entry for one in variants for entry in one.entries()}
     assert len(entries) == len(TILES) * len(WIDTHS)
+    assert set(CHOSEN) <= set(TILES)
+
+
+def test_the_tile_has_fewest_waves_and_then_fewest_transforms() -> None:
+    wide, square = CHOSEN
+    assert KERNEL.choose(conv((64, 64, 56, 56), 64)) == wide
+    assert KERNEL.choose(conv((64, 128, 28, 28), 128)) == wide
+    # Half of a part of 64 channels would be empty.
+    assert KERNEL.choose(conv((64, 64, 56, 56), 32)) == square
+    assert all(one.choose(conv((64, 64, 56, 56), 32)) == tile for tile, one in VARIANTS.items())
 
 
 # -- the device's side, in its constants and index maps --------------------------------------------
@@ -157,72 +185,110 @@ def test_shared_memory_and_registers_suffice(tile: WinogradTile) -> None:
     # The launch gives each thread 128; what one warpgroup releases another acquires.
     assert producers % 8 == multipliers % 8 == 0
     assert producers < 128 < multipliers
-    assert 32 * (MULTIPLIER_WARPS * multipliers + tile.k * producers) <= 65536
+    assert 32 * (MULTIPLIER_WARPS * multipliers + PRODUCER_WARPS * producers) <= 65536
 
 
-def lanes() -> tuple[Array, Array, Array]:
+def lanes(tile: WinogradTile) -> tuple[Array, Array, Array]:
     """Half of the warp, channel and tile of each lane, as `Lane` has them."""
-    lane = np.arange(32)
-    return lane // 16, lane % 2 + lane // 8 % 2 * 2, lane // 2 % 4
+    lane, tile_lanes = np.arange(32), tile.n // SIDE
+    channel = lane % 2 + lane // (2 * tile_lanes) % (tile.m // SIDE // 2) * 2
+    return lane // 16, channel, lane // 2 % tile_lanes
 
 
-def channels_of(lane_channel: Array) -> Array:
-    i = np.arange(8)
-    return 4 * lane_channel[:, None] + i // 4 * 16 + i % 4
+def places(lane: Array, extent: int) -> Array:
+    """A thread's channels or tiles in the part."""
+    i = np.arange(SIDE)
+    found: Array = 4 * lane[:, None] + i // 4 * (extent // 2) + i % 4
+    return found
 
 
-def test_every_sum_has_one_thread() -> None:
-    hits = np.zeros((POSITIONS, 32, 32), int)
-    half, channel, tile = lanes()
-    j = np.arange(8)
-    own = 4 * tile[:, None] + j // 4 * 16 + j % 4
-    common = 16 * half[:, None] + 4 * tile[:, None] + np.arange(4)
-    rows = channels_of(channel)
+def column_of(tile: WinogradTile, channel: Array, column: Array) -> Array:
+    found: Array = column ^ channel // (32 // tile.n) % 2 * (tile.n // 2)
+    return found
+
+
+def rounds_of(tile: WinogradTile) -> list[range]:
+    """The units of each round: channels i of all threads."""
+    sizes, first = (-(-tile.units // 2), tile.units // 2), 0
+    rounds: list[range] = []
+    while first < SIDE:
+        end = first + sizes[len(rounds) % 2]
+        rounds.append(range(first, min(end, SIDE)))
+        first = end
+    return rounds
+
+
+@EACH_SHAPE
+def test_every_sum_has_one_thread(tile: WinogradTile) -> None:
+    hits = np.zeros((POSITIONS, tile.m, tile.n), int)
+    half, channel, column = lanes(tile)
+    own = places(column, tile.n)
+    common = tile.n // 2 * half[:, None] + 4 * column[:, None] + np.arange(4)
+    rows = places(channel, tile.m)
     for warp in range(MULTIPLIER_WARPS):
         np.add.at(hits, ((3 * warp + half)[:, None, None], rows[:, :, None], own[:, None]), 1)
         np.add.at(hits, (np.array(3 * warp + 2), rows[:, :, None], common[:, None]), 1)
     assert (hits == 1).all()
 
 
-def test_reads_of_operands_take_two_cycles() -> None:
+@EACH_SHAPE
+def test_reads_of_operands_take_two_cycles(tile: WinogradTile) -> None:
     """Of 16 lanes' quads, those of neighbours (bit 0) or of lanes two apart (bit 1) are one, and
     the distinct ones touch each bank at most once."""
-    half, channel, tile = lanes()
+    half, channel, column = lanes(tile)
     lane = np.arange(32)
-    assert (tile == tile[lane ^ 1]).all()
+    assert (column == column[lane ^ 1]).all()
     assert (channel == channel[lane ^ 2]).all()
-    for of_lane in (tile, channel):
+    for of_lane in (column, channel):
         for which in range(2):
-            assert len(set(of_lane[half == which])) == 4
+            assert len(set(of_lane[half == which])) <= 8
+
+
+@EACH_SHAPE
+def test_producers_have_every_tile_of_every_channel_once(tile: WinogradTile) -> None:
+    rows, team = 32 // tile.n, tile.k * tile.n // 32
+    assert PRODUCER_WARPS % team == 0
+    assert tile.stages >= PRODUCER_WARPS // team
+    found = [
+        (warp % team * rows + lane // tile.n, lane % tile.n)
+        for warp in range(team)
+        for lane in range(32)
+    ]
+    assert sorted(found) == [(k, n) for k in range(tile.k) for n in range(tile.n)]
 
 
 @EACH_TILE
-def test_rounds_write_and_read_every_channel_once(tile: WinogradTile) -> None:
-    _, lane_channel, _ = lanes()
-    rounds = math.ceil(8 / tile.units)
+def test_rounds_write_and_read_every_sum_once(tile: WinogradTile) -> None:
+    _, lane_channel, _ = lanes(tile)
+    channels = places(lane_channel, tile.m)
+    unit_warps = tile.m // SIDE * tile.n // 32
     found = []
-    for index in range(rounds):
-        written = {}
-        for unit in range(tile.units):
-            i = index * tile.units + unit
-            if i < 8:
-                for lane in range(32):
-                    place = unit * LANE_CHANNELS + int(lane_channel[lane])
-                    written[place] = int(channels_of(lane_channel)[lane, i])
-        for warp in range(MULTIPLIER_WARPS):  # `channel_of`
-            i = index * tile.units + warp // 4
-            if warp // 4 < tile.units and i < 8:
-                channel = warp % 4 * 4 + i // 4 * 16 + i % 4
-                assert written[warp] == channel
-                found.append(channel)
-    assert sorted(found) == list(range(tile.m))
+    for units in rounds_of(tile):
+        written = {(int(lane_channel[j]), i): int(channels[j, i]) for i in units for j in range(32)}
+        for warp in range(MULTIPLIER_WARPS):  # `Share`
+            i = units[0] + warp // unit_warps
+            if i not in units:
+                continue
+            for lane in range(32):
+                row = warp % unit_warps * (32 // tile.n) + lane // tile.n
+                channel = row * 4 + i // 4 * (tile.m // 2) + i % 4
+                assert written[row, i] == channel
+                found.append((channel, lane % tile.n))
+    assert sorted(found) == [(o, n) for o in range(tile.m) for n in range(tile.n)]
 
 
-def test_writes_of_sums_touch_each_bank_once() -> None:
+@EACH_TILE
+def test_the_buffers_of_two_rounds_are_apart(tile: WinogradTile) -> None:
+    rounds = rounds_of(tile)
+    for before, after in itertools.pairwise(rounds):
+        assert not {i % tile.units for i in before} & {i % tile.units for i in after}
+
+
+@EACH_SHAPE
+def test_writes_of_sums_touch_each_bank_once(tile: WinogradTile) -> None:
     """Eight lanes write 16 bytes at a time."""
-    half, channel, tile = lanes()
-    column = (4 * tile) ^ (channel % 2 * 16)
+    half, channel, column = lanes(tile)
+    places_of = tile.n * channel + column_of(tile, channel, 4 * column)
     for first in range(0, 32, 8):
-        banks = {(32 * int(channel[i]) + int(column[i])) % 32 for i in range(first, first + 8)}
-        assert len(banks) == 8
+        assert len({int(place) % 32 for place in places_of[first : first + 8]}) == 8
         assert len(set(half[first : first + 8])) == 1

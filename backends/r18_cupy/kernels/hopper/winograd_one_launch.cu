@@ -2,17 +2,21 @@
 // float32.
 //
 // A persistent CTA computes TILE_M output channels of TILE_N output tiles at a time, a part. The
-// sums of all 36 positions stay in registers: 36 · 32 · 32 floats are more than half of an SM's.
-// 1. Producers: a warp has one of the step's TILE_K input channels, a lane one tile. It loads the
-//    6 × 6 pixels, transforms them in registers and writes 36 values to the step's stage. The
-//    step's filters, transformed and packed by the host, arrive by one bulk copy.
+// sums of all 36 positions stay in registers: 36 · 1024 floats are more than half of an SM's.
+// 1. Producers: a lane has one tile of one of the step's TILE_K input channels. It loads the 6 × 6
+//    pixels, transforms them in registers and writes 36 values to the step's stage. The step's
+//    filters, transformed and packed by the host, arrive by one bulk copy. Where a step has fewer
+//    than 128 tiles, teams of warps take steps in turn.
 // 2. Multipliers: a warp multiplies three of the 36 positions. Each half of it has one position to
 //    itself, so a lane sums 8 channels × 8 tiles with 16 operands; the third is shared by both
 //    halves, 8 × 4 sums with 12 operands. Whole warps for each position, with 8 × 4 sums a lane,
 //    would read a quarter more of shared memory.
-// 3. Epilogue, in rounds: a thread writes its sums of TILE_UNITS of its 8 channels to shared
-//    memory, where the positions meet. A lane then transforms one tile of one channel back, applies bias,
-//    residual and ReLU, and writes rows of up to four pixels. Producers are at the next part.
+// 3. Epilogue, in rounds: a thread writes some of its 8 channels' sums to shared memory, where the
+//    positions meet. A lane then transforms one tile of one channel back, applies bias, residual
+//    and ReLU, and writes four rows. Producers are at the next part.
+//
+// 64 channels × 16 tiles need half the transforms of 32 × 32, and twice the filters: those that a
+// CTA reads per product. A cluster of TILE_CLUSTER CTAs with the same channels reads them once.
 //
 // Registers: producers release theirs, or 96 sums and 28 operands would not fit.
 //
@@ -25,29 +29,58 @@
 #include "conv/swapped_columns.cuh"
 #include "conv/winograd.cuh"
 #include "hopper/bulk.cuh"
+#include "hopper/cluster.cuh"
 #include "hopper/wgmma.cuh"
 
 constexpr int OUTPUT = 4, EXTENT = OUTPUT + 2, POSITIONS = EXTENT * EXTENT;
 constexpr int QUAD = 4;               // sums or operands that are read or written at once
+constexpr int SIDE = 2 * QUAD;        // channels, and tiles, of a thread's sums
 constexpr int WARPS = POSITIONS / 3;  // of multipliers
-constexpr int MULTIPLIERS = 32 * WARPS, PRODUCERS = 32 * TILE_K;
-constexpr int CHANNELS = QUAD * TILE_UNITS;  // of a round of the epilogue
-constexpr int ROUNDS = (2 * QUAD + TILE_UNITS - 1) / TILE_UNITS;
-constexpr int ROW_BYTES = TILE_N * sizeof(float);  // of channels or tiles in shared memory
+constexpr int MULTIPLIERS = 32 * WARPS, PRODUCERS = 128;
+
+// Lanes of half a warp: so many have different channels, times different tiles.
+constexpr int CHANNEL_LANES = TILE_M / SIDE, TILE_LANES = TILE_N / SIDE;
+constexpr int ROWS = 32 / TILE_N;  // of tiles in as many bytes as shared memory has banks
+
+// Producer warps that fill a stage together, and teams of such, which take steps in turn.
+constexpr int TEAM = TILE_K * TILE_N / 32, TEAMS = PRODUCERS / 32 / TEAM;
+
+// The sums of each thread's channel i, for all i, go to shared memory in rounds: unit i has
+// CHANNEL_LANES channels of TILE_N tiles. Rounds alternate between two buffers.
+constexpr int FIRST_UNITS = (TILE_UNITS + 1) / 2;        // in the first buffer
+constexpr int UNIT_WARPS = CHANNEL_LANES * TILE_N / 32;  // that transform a unit back
+__device__ constexpr int first_unit(int round) {
+  return round / 2 * TILE_UNITS + round % 2 * FIRST_UNITS;
+}
+__device__ constexpr int end_unit(int round) {
+  return first_unit(round + 1) < SIDE ? first_unit(round + 1) : SIDE;
+}
+__device__ constexpr int rounds(int round = 0) {
+  return first_unit(round) < SIDE ? rounds(round + 1) : round;
+}
+constexpr int ROUNDS = rounds();
+
 constexpr int FILTER_BYTES = POSITIONS * TILE_K * TILE_M * sizeof(float);
+// Bytes of a channel's filters or tiles of a position in shared memory.
+constexpr int FILTER_ROW = TILE_M * sizeof(float), PIXEL_ROW = TILE_N * sizeof(float);
+constexpr int FILTER_SHARE = FILTER_BYTES / TILE_CLUSTER;  // a CTA copies it to all of its cluster
 
 // Registers per thread (setmaxnreg): 128 at launch.
 constexpr int PRODUCER_REGISTERS = 104, MULTIPLIER_REGISTERS = 136;
 static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + PRODUCERS * PRODUCER_REGISTERS <= 65536,
               "multipliers acquire what producers release");
-static_assert(TILE_M == 32 && TILE_N == 32, "a thread has 8 x 8 sums of 16 lanes' position");
-static_assert(TILE_K == 4, "a warpgroup of producers, a warp per channel");
-static_assert(CHANNELS <= WARPS, "a warp has at most one channel of a round");
+static_assert(CHANNEL_LANES * TILE_LANES == 16, "16 lanes have 8 x 8 sums each");
+static_assert(TILE_N == 32 || TILE_N == 16, "a warp has whole rows of tiles, and a lane one tile");
+static_assert(TEAM * TEAMS * 32 == PRODUCERS, "each producer warp has as many steps");
+static_assert(FIRST_UNITS * UNIT_WARPS <= WARPS && TILE_UNITS >= 2,
+              "a warp has at most one row of a round");
 static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");
+static_assert(TILE_STAGES >= TEAMS, "a team's first stage is its own number");
 static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4, "pixels come in vectors");
 
 // How a problem is divided; the host's `PARTS` in hopper/winograd_one_launch.py mirrors it field by
-// field. Tiles are counted over all images, row by row. Consecutive parts have the same tiles.
+// field. Tiles are counted over all images, row by row. A part is a cluster's: TILE_N tiles for
+// each of its CTAs. Consecutive parts have the same tiles.
 struct WinogradParts {
   int rows, columns;  // of tiles in an image
   int tiles;          // of the batch
@@ -56,35 +89,41 @@ struct WinogradParts {
   int parts;
 };
 
-struct Stage {
+// Aligned as rows of all banks are, for the bulk copy.
+struct alignas(128) Stage {
   float filters[POSITIONS][TILE_K][TILE_M];
   float pixels[POSITIONS][TILE_K][TILE_N];  // neighbouring tiles are swapped: see `multiply`
+  // `full` completes a phase when the filters and the values of all warps of a team have arrived,
+  // `empty` when every multiplier warp of the cluster has read them.
+  unsigned long long full, empty;
 };
 static_assert(sizeof(Stage::filters) == FILTER_BYTES, "one bulk copy");
 
 struct Shared {
   Stage stages[TILE_STAGES];
-  float sums[2][POSITIONS][CHANNELS][TILE_N];  // of two rounds; see `column_of`
-  // `full` completes a phase when the filters and every producer warp's values have arrived,
-  // `empty` when every multiplier warp has read them.
-  unsigned long long full[TILE_STAGES], empty[TILE_STAGES];
+  float sums[TILE_UNITS][POSITIONS][CHANNEL_LANES][TILE_N];  // of two rounds; see `column_of`
 };
 
-// The stage that is next, and the parity of its phase.
+// The stage that is next, in bytes from the first, and the parity of its phase.
 struct StageState {
-  int stage = 0;
-  unsigned phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == TILE_STAGES) stage = 0, phase ^= 1;
+  unsigned offset = 0, phase = 0;
+  __device__ __forceinline__ void advance(int steps) {
+    offset += steps * (unsigned)sizeof(Stage);
+    if (offset >= sizeof(Shared::stages)) offset -= (unsigned)sizeof(Shared::stages), phase ^= 1;
   }
 };
+
+__device__ __forceinline__ int cluster_rank() { return blockIdx.x % TILE_CLUSTER; }
+__device__ __forceinline__ int first_part() { return blockIdx.x / TILE_CLUSTER; }
+__device__ __forceinline__ int parts_at_once() { return gridDim.x / TILE_CLUSTER; }
 
 // Where a lane's tile is.
 struct TilePlace {
   bool exists;
   int n, top, left;  // of its outputs
   __device__ __forceinline__ TilePlace(const WinogradParts& g, int part, int lane) {
-    const unsigned tile = (unsigned)(part / g.blocks) * TILE_N + lane;
+    const unsigned group = (unsigned)(part / g.blocks) * TILE_CLUSTER + cluster_rank();
+    const unsigned tile = group * TILE_N + lane;
     exists = tile < (unsigned)g.tiles;
     const unsigned row = tile / g.columns;
     left = (tile - row * g.columns) * OUTPUT;
@@ -103,94 +142,140 @@ struct alignas(COUNT * sizeof(float)) Pixels {
 
 // A lane's input tile in one channel after another.
 struct InputTile {
-  const float* next;        // first pixel, in the step's channel; may be outside of the image
-  unsigned upper, lower;    // bit EXTENT · r + s: whether pixel (r, s) of three rows is inside
-  int channel, w, plane;
+  static constexpr int LOADS = 2 + OUTPUT / WIDTH;  // of a row: a pixel, vectors, a pixel
 
-  __device__ __forceinline__ InputTile(const float* x, const ConvShape& p, const TilePlace& at,
-                                       int channel)
-      : channel(channel), w(p.w), plane(p.h * p.w) {
-    const int top = at.top - p.ph, left = at.left - p.pw;
-    next = x + ((long long)(at.n * p.c + channel) * plane + (long long)top * w + left);
-    unsigned columns = 0;
-#pragma unroll
-    for (int s = 0; s < EXTENT; ++s) columns |= (unsigned)(0 <= left + s && left + s < p.w) << s;
-    if (!at.exists) columns = 0;
-    upper = lower = 0;
+  const float* next;  // first pixel, in the step's channel; may be outside of the image
+  // Bit 1 + r % 2 · LOADS + i of inside[r / 2]: whether load i of row r is in the image. One
+  // instruction makes predicates of six bits, but not of bit 0.
+  unsigned inside[EXTENT / 2];
+  float d[EXTENT][EXTENT];  // rows, columns. Pixels outside of the image stay zero
+
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
-      const unsigned row = 0 <= top + r && top + r < p.h ? columns << r % 3 * EXTENT : 0;
-      (r < 3 ? upper : lower) |= row;
+#pragma unroll
+      for (int s = 0; s < EXTENT; ++s) d[r][s] = 0.0f;
     }
   }
 
-  // Loads the pixels, zeros outside of the image, and moves on by a step.
-  __device__ __forceinline__ void load(const ConvShape& p, float (&d)[EXTENT][EXTENT]) {
-    const bool present = channel < p.c;
-    const unsigned inside[2] = {present ? upper : 0, present ? lower : 0};
+  __device__ __forceinline__ void begin(const float* x, const ConvShape& p, const TilePlace& at,
+                                        int channel) {
+    const int top = at.top - p.ph, left = at.left - p.pw;
+    next = x + ((long long)(at.n * p.c + channel) * (p.h * p.w) + (long long)top * p.w + left);
+    unsigned columns = 0;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int column = left + (i == 0 ? 0 : 1 + (i - 1) * WIDTH);
+      columns |= (unsigned)(0 <= column && column < p.w) << i;
+    }
+    if (!at.exists) columns = 0;
+#pragma unroll
+    for (int r = 0; r < EXTENT; r += 2) {
+      const auto row = [&](int r) { return 0 <= top + r && top + r < p.h ? columns : 0; };
+      inside[r / 2] = (row(r) | row(r + 1) << LOADS) << 1;
+    }
+    clear();
+  }
+
+  // The channel does not exist: in a part's last step.
+  __device__ __forceinline__ void end() {
+    inside[0] = inside[1] = inside[2] = 0;
+    clear();
+  }
+
+  // Loads the pixels that are in the image, and moves on to the team's next step.
+  __device__ __forceinline__ void load(const ConvShape& p) {
+    const float* row = next;
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
-      const float* const row = next + r * w;
-      const auto is_inside = [&](int s) { return inside[r / 3] >> (r % 3 * EXTENT + s) & 1; };
-      d[r][0] = is_inside(0) ? row[0] : 0.0f;
+      asm volatile("" : "+l"(row));  // one sum for all loads of a row
+      __builtin_assume(__isGlobal(row));
+      const auto is_inside = [&](int i) { return inside[r / 2] >> (1 + r % 2 * LOADS + i) & 1; };
+      if (is_inside(0)) d[r][0] = row[0];
 #pragma unroll
       for (int s = 1; s < 1 + OUTPUT; s += WIDTH) {
-        Pixels<WIDTH> pixels = {};
-        if (is_inside(s)) pixels = *reinterpret_cast<const Pixels<WIDTH>*>(row + s);
+        if (is_inside(1 + (s - 1) / WIDTH)) {
+          const auto pixels = *reinterpret_cast<const Pixels<WIDTH>*>(row + s);
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) d[r][s + i] = pixels.at[i];
+          for (int i = 0; i < WIDTH; ++i) d[r][s + i] = pixels.at[i];
+        }
       }
-      d[r][EXTENT - 1] = is_inside(EXTENT - 1) ? row[EXTENT - 1] : 0.0f;
+      if (is_inside(LOADS - 1)) d[r][EXTENT - 1] = row[EXTENT - 1];
+      row += p.w;
     }
-    next += (long long)TILE_K * plane;
-    channel += TILE_K;
+    next += (long long)(TEAMS * TILE_K) * (p.h * p.w);
   }
 };
 
 __device__ __forceinline__ void produce(Shared& shared, const float* x, const float* weight,
                                         const ConvShape& p, const WinogradParts& g) {
-  const int warp = threadIdx.x / 32 - WARPS, lane = threadIdx.x % 32;
-  StageState state;
-  for (int part = blockIdx.x; part < g.parts; part += gridDim.x) {
-    InputTile tile(x, p, TilePlace(g, part, lane), warp);
-    const char* filters = reinterpret_cast<const char*>(weight) +
-                          (size_t)(part % g.blocks) * g.steps * FILTER_BYTES;
-    float d[EXTENT][EXTENT];
-    tile.load(p, d);
-#pragma unroll 1
-    for (int step = 0; step < g.steps; ++step, state.advance()) {
-      float half[EXTENT][EXTENT];  // Bᵀ d, transposed
-#pragma unroll
-      for (int s = 0; s < EXTENT; ++s) {
-        float column[EXTENT];
-#pragma unroll
-        for (int r = 0; r < EXTENT; ++r) column[r] = d[r][s];
-        Winograd<OUTPUT>::input(column, half[s]);
-      }
-      if (step + 1 < g.steps) tile.load(p, d);  // they arrive until the next step
-      // The first phase of each stage is free: it waits for the phase before, which is over.
-      mbarrier_wait(shared_address(&shared.empty[state.stage]), state.phase ^ 1);
-      Stage& stage = shared.stages[state.stage];
-      const unsigned full = shared_address(&shared.full[state.stage]);
-      if (threadIdx.x == MULTIPLIERS) {
-        mbarrier_arrive_expect_tx(full, FILTER_BYTES);
-        bulk_load(shared_address(stage.filters), filters, FILTER_BYTES, full);
-      }
-      __syncwarp();
-      filters += FILTER_BYTES;
-      float* const out = &stage.pixels[0][warp][swapped_column(lane)];
-#pragma unroll
-      for (int r = 0; r < EXTENT; ++r) {
-        float row[EXTENT], v[EXTENT];
-#pragma unroll
-        for (int s = 0; s < EXTENT; ++s) row[s] = half[s][r];
-        Winograd<OUTPUT>::input(row, v);
-#pragma unroll
-        for (int s = 0; s < EXTENT; ++s) out[(r * EXTENT + s) * TILE_K * TILE_N] = v[s];
-      }
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(full);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // NOTE: votes, so that the compiler knows that what follows is the same in all lanes.
+  const bool leads = __any_sync(~0u, warp % TEAM == 0);  // its first lane copies filters
+  const int team = TEAMS > 1 && __any_sync(~0u, warp >= TEAM);
+  const int k = warp % TEAM * ROWS + lane / TILE_N;  // of the step's channels
+  const int whole_steps = p.c / TILE_K;
+  int part = first_part(), step = team;
+  const char* next_filters = nullptr;
+  InputTile tile;
+  const auto begin_part = [&] {
+    next_filters = reinterpret_cast<const char*>(weight) +
+                   ((size_t)(part % g.blocks) * g.steps + step) * FILTER_BYTES;
+    tile.begin(x, p, TilePlace(g, part, lane % TILE_N), step * TILE_K + k);
+  };
+  // Loads the pixels of `step`, which may belong to a later part.
+  const auto load = [&](bool begins) {
+    if (step >= g.steps || begins) {
+      for (; step >= g.steps; step -= g.steps) part += parts_at_once();
+      if (part < g.parts) begin_part();
     }
+    if (step >= whole_steps && step * TILE_K + k >= p.c) tile.end();
+    if (part < g.parts) tile.load(p);
+  };
+  load(true);
+  StageState state{team * (unsigned)sizeof(Stage)};
+#pragma unroll 1
+  for (; part < g.parts; state.advance(TEAMS)) {
+    float half[EXTENT][EXTENT];  // Bᵀ d, transposed
+#pragma unroll
+    for (int s = 0; s < EXTENT; ++s) {
+      float column[EXTENT];
+#pragma unroll
+      for (int r = 0; r < EXTENT; ++r) column[r] = tile.d[r][s];
+      Winograd<OUTPUT>::input(column, half[s]);
+    }
+    const char* const filters = next_filters;
+    next_filters += TEAMS * FILTER_BYTES;
+    step += TEAMS;
+    load(false);  // what arrives until the team's next step
+    // Each stage is empty at first: the wait is for the phase before the first, which is over.
+    Stage& stage = *reinterpret_cast<Stage*>(reinterpret_cast<char*>(&shared) + state.offset);
+    mbarrier_wait(shared_address(&stage.empty), state.phase ^ 1);
+    const unsigned full = shared_address(&stage.full);
+    if (leads && lane == 0) {
+      mbarrier_arrive_expect_tx(full, FILTER_BYTES);
+      const int share = cluster_rank() * FILTER_SHARE;
+      const unsigned target = shared_address(stage.filters) + share;
+      if (TILE_CLUSTER == 1) {
+        bulk_load(target, filters, FILTER_BYTES, full);
+      } else {  // the others' shares may arrive first
+        bulk_load_all<TILE_CLUSTER>(target, filters + share, FILTER_SHARE, full);
+      }
+    }
+    float* const out = &stage.pixels[0][k][swapped_column(lane % TILE_N)];
+#pragma unroll
+    for (int r = 0; r < EXTENT; ++r) {
+      float row[EXTENT], v[EXTENT];
+#pragma unroll
+      for (int s = 0; s < EXTENT; ++s) row[s] = half[s][r];
+      Winograd<OUTPUT>::input(row, v);
+#pragma unroll
+      for (int s = 0; s < EXTENT; ++s) out[(r * EXTENT + s) * TILE_K * TILE_N] = v[s];
+    }
+    __syncwarp();
+    // NOTE: no `fence.proxy.async`, which would wait for the pixels above. The async proxy writes
+    // filters only, and what is stored here is read with ordinary loads.
+    if (lane == 0) mbarrier_arrive(full);
   }
 }
 
@@ -200,11 +285,11 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
 // along the tiles, which are swapped pairwise in shared memory, so that a tile's operand and its
 // sums are in different banks of registers; and each product shares an operand with the one before.
 template <int TILES>
-__device__ __forceinline__ void multiply(float (&sum)[2 * QUAD][TILES],
-                                         const float (&left)[2 * QUAD],
+__device__ __forceinline__ void multiply(float (&sum)[SIDE][TILES],
+                                         const float (&left)[SIDE],
                                          const float (&right)[TILES]) {
 #pragma unroll
-  for (int i = 0; i < 2 * QUAD; i += 2) {
+  for (int i = 0; i < SIDE; i += 2) {
 #pragma unroll
     for (int q = 0; q < TILES; ++q) {
       const int j = i % 4 ? TILES - 1 - q : q;  // back and forth
@@ -224,25 +309,26 @@ __device__ __forceinline__ void load_quad(float* values, unsigned address) {
                : "memory");
 }
 
-// values[i] = row[i / 4 · 16 + i % 4]: quads that are half a row apart.
-template <int COUNT>
+// values[i] = row[i / 4 · LENGTH / 2 + i % 4]: quads that are half a row apart.
+template <int LENGTH, int COUNT>
 __device__ __forceinline__ void load_quads(float (&values)[COUNT], unsigned row) {
+  constexpr int HALF_BYTES = LENGTH / 2 * sizeof(float);
 #pragma unroll
-  for (int i = 0; i < COUNT; i += QUAD) load_quad(values + i, row + i / QUAD * (ROW_BYTES / 2));
+  for (int i = 0; i < COUNT; i += QUAD) load_quad(values + i, row + i / QUAD * HALF_BYTES);
 }
 
-// Where a tile of a round's channel is in `Shared::sums`. Odd channels have their halves swapped:
-// lanes that write two neighbouring channels at once then touch different banks.
+// Where a tile of a unit's channel is in `Shared::sums`. Every other ROWS channels have their
+// halves swapped: lanes that write neighbouring channels at once then touch different banks.
 __device__ __forceinline__ int column_of(int channel, int tile) {
-  return tile ^ channel % 2 * (TILE_N / 2);
+  return tile ^ channel / ROWS % 2 * (TILE_N / 2);
 }
 
-// A thread's sums. Channels and tiles i of `own`: 4 · channel_lane or 4 · tile_lane, plus
-// i / 4 · 16 + i % 4. `common` has the same channels, and the tiles of its half of the warp:
-// 16 · (lane / 16) + 4 · tile_lane + i.
+// A thread's sums. Channels i of `own`: 4 · channel_lane + i / 4 · TILE_M / 2 + i % 4; tiles i:
+// 4 · tile_lane + i / 4 · TILE_N / 2 + i % 4. `common` has the same channels, and the tiles of its
+// half of the warp: TILE_N / 2 · (lane / 16) + 4 · tile_lane + i.
 struct Sums {
-  float own[2 * QUAD][2 * QUAD];  // of the position of the lane's half of the warp
-  float common[2 * QUAD][QUAD];   // of the position that the halves share
+  float own[SIDE][SIDE];     // of the position of the lane's half of the warp
+  float common[SIDE][QUAD];  // of the position that the halves share
 };
 
 // A thread's place in a warp. NOTE: lanes that differ in bit 0 share tiles, in bit 1 channels. A
@@ -250,12 +336,12 @@ struct Sums {
 struct Lane {
   int warp, index, half, channel, tile;
   __device__ __forceinline__ Lane() {
-    unsigned thread = threadIdx.x;
+    unsigned thread = threadIdx.x - PRODUCERS;
     // Keeps what follows from it out of registers while it is not needed.
     asm volatile("" : "+r"(thread));
     warp = thread / 32, index = thread % 32, half = index / 16;
-    channel = index % 2 + index / 8 % 2 * 2;
-    tile = index / 2 % 4;
+    channel = index % 2 + index / (2 * TILE_LANES) % (CHANNEL_LANES / 2) * 2;
+    tile = index / 2 % TILE_LANES;
   }
   __device__ __forceinline__ int own_position() const { return 3 * warp + half; }
   __device__ __forceinline__ int common_position() const { return 3 * warp + 2; }
@@ -265,10 +351,13 @@ struct Lane {
 __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared, StageState& state,
                                                int steps) {
   const Lane lane;
-  float left[2 * QUAD], right[2 * QUAD];  // operands of `own`
-  float common_left[2 * QUAD], common_right[QUAD];
+  float left[SIDE], right[SIDE];  // operands of `own`
+  float common_left[SIDE], common_right[QUAD];
   // Addresses in the first stage, and what leads from there to the input channel.
   const Stage& first = shared.stages[0];
+  const unsigned full = shared_address(&first.full);
+  unsigned empty = shared_address(&first.empty);  // in the cluster's CTA of the lane's number
+  if (TILE_CLUSTER > 1) empty = cluster_address(empty, lane.index % TILE_CLUSTER);
   const int own = lane.own_position(), common = lane.common_position();
   const int channel = QUAD * lane.channel, tile = QUAD * lane.tile;
   const unsigned filters = shared_address(&first.filters[own][0][channel]);
@@ -276,49 +365,60 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
   const unsigned common_filters = shared_address(&first.filters[common][0][channel]);
   const unsigned common_pixels =
       shared_address(&first.pixels[common][0][tile + TILE_N / 2 * lane.half]);
-  unsigned offset;
-  const auto load_own = [&] {
-    load_quads(left, filters + offset);
-    load_quads(right, pixels + offset);
+  const auto load_own = [&](int k) {
+    load_quads<TILE_M>(left, filters + state.offset + k * FILTER_ROW);
+    load_quads<TILE_N>(right, pixels + state.offset + k * PIXEL_ROW);
   };
-  const auto load_common = [&] {
-    load_quads(common_left, common_filters + offset);
-    load_quads(common_right, common_pixels + offset);
+  const auto load_common = [&](int k) {
+    load_quads<TILE_M>(common_left, common_filters + state.offset + k * FILTER_ROW);
+    load_quads<TILE_N>(common_right, common_pixels + state.offset + k * PIXEL_ROW);
   };
   const auto await_stage = [&] {
-    mbarrier_wait(shared_address(&shared.full[state.stage]), state.phase);
-    offset = state.stage * (unsigned)sizeof(Stage);
+    mbarrier_wait(full + state.offset, state.phase);
   };
 #pragma unroll
-  for (int i = 0; i < 2 * QUAD; ++i) {
+  for (int i = 0; i < SIDE; ++i) {
 #pragma unroll
-    for (int j = 0; j < 2 * QUAD; ++j) sums.own[i][j] = 0.0f;
+    for (int j = 0; j < SIDE; ++j) sums.own[i][j] = 0.0f;
 #pragma unroll
     for (int j = 0; j < QUAD; ++j) sums.common[i][j] = 0.0f;
   }
+  // NOTE: these always hold, which the compiler does not know: what is behind a condition is a
+  // block of its own. Of more products at once the assembler changes the order, which takes more
+  // registers than there are, and costs the operands that products share. A loop over the step's
+  // channels would end its blocks with four more instructions.
+  const bool always[] = {__any_sync(~0u, filters != common_filters),
+                         __any_sync(~0u, pixels != common_pixels),
+                         __any_sync(~0u, filters != pixels)};
+  static_assert(sizeof(always) == TILE_K - 1, "one for each channel but the last");
   await_stage();
-  load_own();
+  load_own(0);
   for (int step = 1; step <= steps; ++step) {
     // One position's operands arrive while the other's are multiplied.
-    // NOTE: not unrolled. Of more products at once the assembler changes the order, which takes
-    // more registers than there are, and costs the operands that they share.
-#pragma unroll 1
-    for (int k = 1; k < TILE_K; ++k) {
-      load_common();
-      multiply(sums.own, left, right);
-      offset += ROW_BYTES;
-      load_own();
-      multiply(sums.common, common_left, common_right);
+#pragma unroll
+    for (int k = 0; k < TILE_K - 1; ++k) {
+      if (always[k]) {
+        load_common(k);
+        multiply(sums.own, left, right);
+        load_own(k + 1);
+        multiply(sums.common, common_left, common_right);
+      }
     }
-    load_common();
+    load_common(TILE_K - 1);
     multiply(sums.own, left, right);
-    // This stage's last operands are in registers, or on their way there.
+    // The arrival comes after this stage's last reads.
     __syncwarp();
-    if (lane.index == 0) mbarrier_arrive(shared_address(&shared.empty[state.stage]));
-    state.advance();
+    if (lane.index < TILE_CLUSTER) {
+      if (TILE_CLUSTER == 1) {
+        mbarrier_arrive(empty + state.offset);
+      } else {
+        mbarrier_arrive_at(empty + state.offset);
+      }
+    }
+    state.advance(1);
     if (step < steps) {
       await_stage();
-      load_own();
+      load_own(0);
     }
     multiply(sums.common, common_left, common_right);
   }
@@ -330,31 +430,41 @@ __device__ __forceinline__ void multipliers_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory");
 }
 
-// Writes the sums of a round: unit i / TILE_UNITS of a round is a thread's channel i.
-__device__ __forceinline__ void write_sums(float (&to)[POSITIONS][CHANNELS][TILE_N],
-                                           const Sums& sums, const Lane& lane, int round) {
+// Writes the sums of a round to its buffer.
+__device__ __forceinline__ void write_sums(Shared& shared, const Sums& sums, const Lane& lane,
+                                           int round) {
+  const int channel = lane.channel, tile = QUAD * lane.tile;
 #pragma unroll
-  for (int unit = 0; unit < TILE_UNITS; ++unit) {
-    const int i = round * TILE_UNITS + unit, channel = unit * QUAD + lane.channel;
-    if (i >= 2 * QUAD) break;
+  for (int i = first_unit(round); i < end_unit(round); ++i) {
+    auto& to = shared.sums[i % TILE_UNITS];
     const auto write = [&](int position, int tile, const float* quad) {
       *reinterpret_cast<float4*>(&to[position][channel][column_of(channel, tile)]) =
           make_float4(quad[0], quad[1], quad[2], quad[3]);
     };
-    const int tile = QUAD * lane.tile;
     write(lane.own_position(), tile, sums.own[i]);
     write(lane.own_position(), tile + TILE_N / 2, sums.own[i] + QUAD);
     write(lane.common_position(), tile + lane.half * (TILE_N / 2), sums.common[i]);
   }
 }
 
-// The part's channel that is `channel` in a round; TILE_M or more if the round has no such.
-__device__ __forceinline__ int channel_of(int round, int channel) {
-  const int i = round * TILE_UNITS + channel / QUAD;
-  return channel / QUAD >= TILE_UNITS || i >= 2 * QUAD
-             ? TILE_M
-             : channel % QUAD * QUAD + i / QUAD * (TILE_M / 2) + i % QUAD;
-}
+// What a lane transforms back in a round: a row of tiles has a channel of a unit.
+struct Share {
+  int tile, channel;  // of the unit
+  int unit;           // of the round
+  __device__ __forceinline__ explicit Share(const Lane& lane)
+      : tile(lane.index % TILE_N),
+        channel(lane.warp % UNIT_WARPS * ROWS + lane.index / TILE_N),
+        unit(lane.warp / UNIT_WARPS) {}
+
+  __device__ __forceinline__ bool is_in(int round) const {
+    return first_unit(round) + unit < end_unit(round);
+  }
+  // The channel of the part; TILE_M if the round has none for the lane.
+  __device__ __forceinline__ int channel_of_part(int round) const {
+    const int i = first_unit(round) + unit;
+    return is_in(round) ? channel * QUAD + i / QUAD * (TILE_M / 2) + i % QUAD : TILE_M;
+  }
+};
 
 // A lane's output tile in one channel after another: the place, and what the epilogue adds.
 struct OutputTile {
@@ -399,7 +509,7 @@ struct OutputTile {
     for (int s = 0; s < EXTENT; ++s) {
       float m[EXTENT];
 #pragma unroll
-      for (int r = 0; r < EXTENT; ++r) m[r] = sums[(r * EXTENT + s) * CHANNELS * TILE_N];
+      for (int r = 0; r < EXTENT; ++r) m[r] = sums[(r * EXTENT + s) * CHANNEL_LANES * TILE_N];
       Winograd<OUTPUT>::output(m, half[s]);
     }
 #pragma unroll
@@ -422,34 +532,43 @@ struct OutputTile {
   }
 };
 
-// `turn`: which buffer of sums is next.
 __device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, int part,
                                             const ConvShape& p, const WinogradParts& g,
-                                            const float* bias, const float* residual, float* out,
-                                            int& turn) {
-  const Lane lane;  // a warp has a channel of each round, a lane a tile
-  OutputTile tile{TilePlace(g, part, lane.index), part % g.blocks * TILE_M};
-  tile.load(p, channel_of(0, lane.warp), bias, residual);
-  write_sums(shared.sums[turn], sums, lane, 0);
+                                            const float* bias, const float* residual, float* out) {
+  const Lane lane;
+  const Share share(lane);
+  OutputTile tile{TilePlace(g, part, share.tile), part % g.blocks * TILE_M};
+  tile.load(p, share.channel_of_part(0), bias, residual);
+  // The last part's last round may still be read where this one's first is written. With more
+  // steps than stages no warp gets here before all have begun this part.
+  if (ROUNDS % 2 && g.steps <= TILE_STAGES) multipliers_barrier();
+  write_sums(shared, sums, lane, 0);
   multipliers_barrier();
 #pragma unroll
-  for (int round = 0; round < ROUNDS; ++round, turn ^= 1) {
+  for (int round = 0; round < ROUNDS; ++round) {
     const bool last = round + 1 == ROUNDS;
-    // One barrier per round: the other buffer was read before the last one. Nor does the next part
-    // begin with the buffer that this one ends with.
-    if (!last) write_sums(shared.sums[turn ^ 1], sums, lane, round + 1);
-    if (channel_of(round, lane.warp) < TILE_M) {
-      tile.write(p, &shared.sums[turn][0][lane.warp][column_of(lane.warp, lane.index)], out);
+    // One barrier per round: the other buffer was read before the last one.
+    if (!last) write_sums(shared, sums, lane, round + 1);
+    if (share.is_in(round)) {
+      const int unit = first_unit(round) % TILE_UNITS + share.unit;
+      tile.write(p, &shared.sums[unit][0][share.channel][column_of(share.channel, share.tile)],
+                 out);
     }
     if (!last) {
-      tile.load(p, channel_of(round + 1, lane.warp), bias, residual);
+      tile.load(p, share.channel_of_part(round + 1), bias, residual);
       multipliers_barrier();
     }
   }
 }
 
-// Grid: a CTA on each SM, or one per part if there are fewer.
-extern "C" __global__ void __launch_bounds__(MULTIPLIERS + PRODUCERS, 1)
+#if TILE_CLUSTER > 1
+#define IN_CLUSTER __cluster_dims__(TILE_CLUSTER, 1, 1)
+#else
+#define IN_CLUSTER
+#endif
+
+// Grid: a CTA on each SM, or a cluster per part if there are fewer.
+extern "C" __global__ void __launch_bounds__(MULTIPLIERS + PRODUCERS, 1) IN_CLUSTER
 winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weight,
                     const float* __restrict__ bias, const float* residual, float* out,
                     const ConvShape p, const WinogradParts g) {
@@ -457,24 +576,35 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < TILE_STAGES; ++stage) {
-      mbarrier_init(shared_address(&shared.full[stage]), 1 + PRODUCERS / 32);
-      mbarrier_init(shared_address(&shared.empty[stage]), WARPS);
+      mbarrier_init(shared_address(&shared.stages[stage].full), 1 + TEAM);
+      mbarrier_init(shared_address(&shared.stages[stage].empty), TILE_CLUSTER * WARPS);
     }
     mbarrier_init_fence();
   }
-  __syncthreads();
+  if (TILE_CLUSTER == 1) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+  }
   wait_for_previous_launch();
-  if (threadIdx.x >= MULTIPLIERS) {
+  if (threadIdx.x < PRODUCERS) {
     release_registers<PRODUCER_REGISTERS>();
     produce(shared, x, weight, p, g);
     return;
   }
   acquire_registers<MULTIPLIER_REGISTERS>();
   StageState state;
-  int turn = 0;
-  for (int part = blockIdx.x; part < g.parts; part += gridDim.x) {
+  for (int part = first_part(); part < g.parts; part += parts_at_once()) {
     Sums sums;
     multiply_steps(sums, shared, state, g.steps);
-    finish_part(shared, sums, part, p, g, bias, residual, out, turn);
+    finish_part(shared, sums, part, p, g, bias, residual, out);
+  }
+  // A CTA must not end while others still arrive at its mbarriers.
+  if (TILE_CLUSTER > 1) {
+    __syncwarp();
+    cluster_arrive_relaxed();
+    cluster_wait();
   }
 }
