@@ -11,8 +11,8 @@
 //    halves, 8 × 4 sums with 12 operands. Whole warps for each position, with 8 × 4 sums a lane,
 //    would read a quarter more of shared memory.
 // 3. Epilogue, in rounds: a thread writes its sums of TILE_UNITS of its 8 channels to shared
-//    memory, where the positions meet. A lane then transforms one tile of one channel back, applies bias,
-//    residual and ReLU, and writes rows of up to four pixels. Producers are at the next part.
+//    memory, where the positions meet. A lane then transforms one tile of one channel back, applies
+//    bias, residual and ReLU, and writes four rows. Producers are at the next part.
 //
 // Registers: producers release theirs, or 96 sums and 28 operands would not fit.
 //
@@ -40,7 +40,7 @@ constexpr int FILTER_BYTES = POSITIONS * TILE_K * TILE_M * sizeof(float);
 constexpr int PRODUCER_REGISTERS = 104, MULTIPLIER_REGISTERS = 136;
 static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + PRODUCERS * PRODUCER_REGISTERS <= 65536,
               "multipliers acquire what producers release");
-static_assert(TILE_M == 32 && TILE_N == 32, "a thread has 8 x 8 sums of 16 lanes' position");
+static_assert(TILE_M == 32 && TILE_N == 32, "16 lanes have 8 x 8 sums each");
 static_assert(TILE_K == 4, "a warpgroup of producers, a warp per channel");
 static_assert(CHANNELS <= WARPS, "a warp has at most one channel of a round");
 static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");
@@ -124,7 +124,7 @@ struct InputTile {
     }
   }
 
-  // Loads the pixels, zeros outside of the image, and moves on by a step.
+  // Loads the pixels, zeros outside of the image, and moves on by a step. `d`: rows, columns.
   __device__ __forceinline__ void load(const ConvShape& p, float (&d)[EXTENT][EXTENT]) {
     const bool present = channel < p.c;
     const unsigned inside[2] = {present ? upper : 0, present ? lower : 0};
@@ -149,7 +149,7 @@ struct InputTile {
 
 __device__ __forceinline__ void produce(Shared& shared, const float* x, const float* weight,
                                         const ConvShape& p, const WinogradParts& g) {
-  const int warp = threadIdx.x / 32 - WARPS, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   StageState state;
   for (int part = blockIdx.x; part < g.parts; part += gridDim.x) {
     InputTile tile(x, p, TilePlace(g, part, lane), warp);
@@ -167,12 +167,13 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
         for (int r = 0; r < EXTENT; ++r) column[r] = d[r][s];
         Winograd<OUTPUT>::input(column, half[s]);
       }
-      if (step + 1 < g.steps) tile.load(p, d);  // they arrive until the next step
-      // The first phase of each stage is free: it waits for the phase before, which is over.
+      // The next step's pixels arrive while these are transformed and stored.
+      if (step + 1 < g.steps) tile.load(p, d);
+      // Each stage is empty at first: the wait is for the phase before the first, which is over.
       mbarrier_wait(shared_address(&shared.empty[state.stage]), state.phase ^ 1);
       Stage& stage = shared.stages[state.stage];
       const unsigned full = shared_address(&shared.full[state.stage]);
-      if (threadIdx.x == MULTIPLIERS) {
+      if (threadIdx.x == 0) {
         mbarrier_arrive_expect_tx(full, FILTER_BYTES);
         bulk_load(shared_address(stage.filters), filters, FILTER_BYTES, full);
       }
@@ -189,6 +190,8 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
         for (int s = 0; s < EXTENT; ++s) out[(r * EXTENT + s) * TILE_K * TILE_N] = v[s];
       }
       __syncwarp();
+      // NOTE: no `fence.proxy.async`, which would wait for the pixels above. The async proxy writes
+      // filters only, and what is stored here is read with ordinary loads.
       if (lane == 0) mbarrier_arrive(full);
     }
   }
@@ -250,7 +253,7 @@ struct Sums {
 struct Lane {
   int warp, index, half, channel, tile;
   __device__ __forceinline__ Lane() {
-    unsigned thread = threadIdx.x;
+    unsigned thread = threadIdx.x - PRODUCERS;
     // Keeps what follows from it out of registers while it is not needed.
     asm volatile("" : "+r"(thread));
     warp = thread / 32, index = thread % 32, half = index / 16;
@@ -312,7 +315,7 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
     }
     load_common();
     multiply(sums.own, left, right);
-    // This stage's last operands are in registers, or on their way there.
+    // The arrival comes after this stage's last reads.
     __syncwarp();
     if (lane.index == 0) mbarrier_arrive(shared_address(&shared.empty[state.stage]));
     state.advance();
@@ -356,7 +359,7 @@ __device__ __forceinline__ int channel_of(int round, int channel) {
              : channel % QUAD * QUAD + i / QUAD * (TILE_M / 2) + i % QUAD;
 }
 
-// A lane's output tile in one channel after another: the place, and what the epilogue adds.
+// A lane's output tile in one channel after another: its place, and what the epilogue adds.
 struct OutputTile {
   TilePlace at;
   int channel0;       // of the part
@@ -464,7 +467,7 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   }
   __syncthreads();
   wait_for_previous_launch();
-  if (threadIdx.x >= MULTIPLIERS) {
+  if (threadIdx.x < PRODUCERS) {
     release_registers<PRODUCER_REGISTERS>();
     produce(shared, x, weight, p, g);
     return;
