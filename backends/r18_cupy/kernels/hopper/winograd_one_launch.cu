@@ -122,11 +122,14 @@ struct alignas(COUNT * sizeof(float)) Pixels {
 // A lane's input tile in one channel after another.
 struct InputTile {
   static constexpr int LOADS = 2 + OUTPUT / WIDTH;  // of a row: a pixel, vectors, a pixel
+  __device__ static constexpr int width(int i) { return i == 0 || i == LOADS - 1 ? 1 : WIDTH; }
+  __device__ static constexpr int column(int i) { return i == 0 ? 0 : 1 + (i - 1) * WIDTH; }
 
-  const float* next;  // first pixel, in the step's channel; may be outside of the image
-  // Bit 1 + r % 2 · LOADS + i of inside[r / 2]: whether load i of row r is in the image. One
-  // instruction makes predicates of six bits, but not of bit 0.
-  unsigned inside[EXTENT / 2];
+  // First pixels of the rows in the channel that is loaded next; may be outside of the image.
+  const float* rows[EXTENT];
+  // Bit 1 + r of inside[i]: whether load i of row r is in the image. One instruction makes
+  // predicates of six bits, but not of bit 0.
+  unsigned inside[LOADS];
   float d[EXTENT][EXTENT];  // rows, columns. Pixels outside of the image stay zero
 
   __device__ __forceinline__ void clear() {
@@ -140,49 +143,66 @@ struct InputTile {
   __device__ __forceinline__ void begin(const float* x, const ConvShape& p, const TilePlace& at,
                                         int channel) {
     const int top = at.top - p.ph, left = at.left - p.pw;
-    next = x + ((long long)(at.n * p.c + channel) * (p.h * p.w) + (long long)top * p.w + left);
-    unsigned columns = 0;
+    rows[0] = x + ((long long)(at.n * p.c + channel) * (p.h * p.w) + (long long)top * p.w + left);
+#pragma unroll
+    for (int r = 1; r < EXTENT; ++r) rows[r] = rows[r - 1] + p.w;
+    unsigned inside_rows = 0;
+#pragma unroll
+    for (int r = 0; r < EXTENT; ++r) {
+      inside_rows |= (unsigned)(0 <= top + r && top + r < p.h) << (1 + r);
+    }
+    if (!at.exists) inside_rows = 0;
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-      const int column = left + (i == 0 ? 0 : 1 + (i - 1) * WIDTH);
-      columns |= (unsigned)(0 <= column && column < p.w) << i;
-    }
-    if (!at.exists) columns = 0;
-#pragma unroll
-    for (int r = 0; r < EXTENT; r += 2) {
-      const auto row = [&](int r) { return 0 <= top + r && top + r < p.h ? columns : 0; };
-      inside[r / 2] = (row(r) | row(r + 1) << LOADS) << 1;
+      const int place = left + column(i);
+      inside[i] = 0 <= place && place < p.w ? inside_rows : 0;
     }
     clear();
   }
 
   // The channel does not exist: in a part's last step.
   __device__ __forceinline__ void end() {
-    inside[0] = inside[1] = inside[2] = 0;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) inside[i] = 0;
     clear();
   }
 
-  // Loads the pixels that are in the image, and moves on to the team's next step.
-  __device__ __forceinline__ void load(const ConvShape& p) {
-    const float* row = next;
+  // Load i of each row, where it is in the image.
+  __device__ __forceinline__ void load(int i) {
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
-      asm volatile("" : "+l"(row));  // one sum for all loads of a row
-      __builtin_assume(__isGlobal(row));
-      const auto is_inside = [&](int i) { return inside[r / 2] >> (1 + r % 2 * LOADS + i) & 1; };
-      if (is_inside(0)) d[r][0] = row[0];
+      const float* const from = rows[r] + column(i);
+      __builtin_assume(__isGlobal(from));
+      if (inside[i] >> (1 + r) & 1) {
+        if (width(i) == 1) {
+          d[r][column(i)] = *from;
+        } else {
+          const auto pixels = *reinterpret_cast<const Pixels<WIDTH>*>(from);
 #pragma unroll
-      for (int s = 1; s < 1 + OUTPUT; s += WIDTH) {
-        if (is_inside(1 + (s - 1) / WIDTH)) {
-          const auto pixels = *reinterpret_cast<const Pixels<WIDTH>*>(row + s);
-#pragma unroll
-          for (int i = 0; i < WIDTH; ++i) d[r][s + i] = pixels.at[i];
+          for (int k = 0; k < WIDTH; ++k) d[r][column(i) + k] = pixels.at[k];
         }
       }
-      if (is_inside(LOADS - 1)) d[r][EXTENT - 1] = row[EXTENT - 1];
-      row += p.w;
     }
-    next += (long long)(TEAMS * STEP_CHANNELS) * (p.h * p.w);
+  }
+
+  // Moves on to the team's next step.
+  __device__ __forceinline__ void advance(const ConvShape& p) {
+#pragma unroll
+    for (int r = 0; r < EXTENT; ++r) {
+      rows[r] += (long long)(TEAMS * STEP_CHANNELS) * (p.h * p.w);
+      asm volatile("" : "+l"(rows[r]));  // or each would be added up again from the first
+    }
+  }
+
+  // The columns of load i, times Bᵀ.
+  __device__ __forceinline__ void transform(int i, float (&half)[EXTENT][EXTENT]) const {
+#pragma unroll
+    for (int s = column(i); s < column(i) + width(i); ++s) {
+      float pixels[EXTENT];
+#pragma unroll
+      for (int r = 0; r < EXTENT; ++r) pixels[r] = d[r][s];
+      Winograd<OUTPUT>::input(pixels, half[s]);
+    }
   }
 };
 
@@ -197,36 +217,41 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
   int part = blockIdx.x, step = team;
   const char* next_filters = nullptr;
   InputTile tile;
-  const auto begin_part = [&] {
-    next_filters = reinterpret_cast<const char*>(weight) +
-                   ((size_t)(part % g.blocks) * g.steps + step) * FILTER_BYTES;
-    tile.begin(x, p, TilePlace(g, part, lane % PART_TILES), step * STEP_CHANNELS + k);
-  };
   // Loads the pixels of `step`, which may belong to a later part.
   const auto load = [&](bool begins) {
     if (step >= g.steps || begins) {
       for (; step >= g.steps; step -= g.steps) part += gridDim.x;
-      if (part < g.parts) begin_part();
+      if (part >= g.parts) return;
+      next_filters = reinterpret_cast<const char*>(weight) +
+                     ((size_t)(part % g.blocks) * g.steps + step) * FILTER_BYTES;
+      tile.begin(x, p, TilePlace(g, part, lane % PART_TILES), step * STEP_CHANNELS + k);
     }
-    if (step >= whole_steps && step * STEP_CHANNELS + k >= p.c) tile.end();
-    if (part < g.parts) tile.load(p);
+    if (step * STEP_CHANNELS + k >= p.c) tile.end();
+#pragma unroll
+    for (int i = 0; i < InputTile::LOADS; ++i) tile.load(i);
+    tile.advance(p);
   };
   load(true);
   StageState state{team * (unsigned)sizeof(Stage)};
 #pragma unroll 1
   for (; part < g.parts; state.advance(TEAMS)) {
     float half[EXTENT][EXTENT];  // Bᵀ d, transposed
-#pragma unroll
-    for (int s = 0; s < EXTENT; ++s) {
-      float column[EXTENT];
-#pragma unroll
-      for (int r = 0; r < EXTENT; ++r) column[r] = tile.d[r][s];
-      Winograd<OUTPUT>::input(column, half[s]);
-    }
     const char* const filters = next_filters;
     next_filters += TEAMS * FILTER_BYTES;
     step += TEAMS;
-    load(false);  // what arrives until the team's next step
+    // What is loaded now arrives until the team's next step.
+    if (step < whole_steps) {
+#pragma unroll
+      for (int i = 0; i < InputTile::LOADS; ++i) {
+        tile.transform(i, half);
+        tile.load(i);  // at once, as the next step waits for it
+      }
+      tile.advance(p);
+    } else {
+#pragma unroll
+      for (int i = 0; i < InputTile::LOADS; ++i) tile.transform(i, half);
+      load(false);
+    }
     // Each stage is empty at first: the wait is for the phase before the first, which is over.
     Stage& stage = *reinterpret_cast<Stage*>(reinterpret_cast<char*>(&shared) + state.offset);
     mbarrier_wait(shared_address(&stage.empty), state.phase ^ 1);
