@@ -526,12 +526,12 @@ __device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, in
                                             const float* bias, const float* residual, float* out) {
   const Lane lane;
   const Share share(lane);
-  OutputTile tile{TilePlace(g, part, share.tile), part % g.blocks * PART_CHANNELS};
-  tile.load(p, share.channel_of_part(0), bias, residual);
   // The last part's last round may still be read where this one's first is written. With more
   // steps than stages no warp gets here before all have begun this part.
   if (g.steps <= STAGES) multipliers_barrier();
   write_sums(shared, sums, lane, 0);
+  OutputTile tile{TilePlace(g, part, share.tile), part % g.blocks * PART_CHANNELS};
+  tile.load(p, share.channel_of_part(0), bias, residual);
   multipliers_barrier();
 #pragma unroll
   for (int round = 0; round < ROUNDS; ++round) {
