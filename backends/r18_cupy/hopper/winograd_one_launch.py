@@ -36,10 +36,24 @@ STAGE_NBYTES = POSITIONS * STEP_CHANNELS * (PART_CHANNELS + PART_TILES) * FLOAT_
 UNIT_NBYTES = POSITIONS * PART_CHANNELS // SIDE * PART_TILES * FLOAT_NBYTES
 SHARED_NBYTES = STAGES * (STAGE_NBYTES + BARRIER_NBYTES) + BUFFER_UNITS * UNIT_NBYTES
 
-# Mirrors `WinogradParts` in kernels/hopper/winograd_one_launch.cu.
+# Mirrors `Divisor` in kernels/hopper/winograd_one_launch.cu.
+DIVISOR = np.dtype([(name, np.uint32) for name in ("number", "reciprocal", "shift")])
+
+# Mirrors `WinogradParts`.
 PARTS = np.dtype(
-    [(name, np.int32) for name in ("rows", "columns", "tiles", "blocks", "steps", "parts")]
+    [
+        *((name, DIVISOR) for name in ("rows", "columns", "blocks")),
+        *((name, np.int32) for name in ("tiles", "steps", "parts")),
+    ]
 )
+
+
+def divisor(number: int) -> tuple[int, int, int]:
+    """The number, its reciprocal and a shift: `i * reciprocal >> shift` is `i // number` for every
+    i below 2^31, as the reciprocal's excess, less than `number`, makes less than 1 / number of it.
+    """
+    shift = 31 + (number - 1).bit_length()
+    return number, ceil_div(1 << shift, number), shift
 
 
 def width_of(problem: Problem) -> int:
@@ -120,7 +134,8 @@ class WinogradOneLaunch(ConvKernel):
         rows, columns = ceil_div(oh, OUTPUT_TILE), ceil_div(ow, OUTPUT_TILE)
         tiles, blocks = n * rows * columns, ceil_div(o, PART_CHANNELS)
         parts = ceil_div(tiles, PART_TILES) * blocks
-        fields = (rows, columns, tiles, blocks, ceil_div(c, STEP_CHANNELS), parts)
+        divisors = map(divisor, (rows, columns, blocks))
+        fields = (*divisors, tiles, ceil_div(c, STEP_CHANNELS), parts)
         return (
             GridLaunch(
                 self.entry(width_of(problem)),

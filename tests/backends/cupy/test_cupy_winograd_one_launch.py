@@ -19,6 +19,7 @@ from r18_cupy.cuda import h200
 from r18_cupy.cuda.compiler import KERNELS
 from r18_cupy.hopper.winograd_one_launch import (
     BUFFER_UNITS,
+    DIVISOR,
     MULTIPLIER_WARPS,
     PART_CHANNELS,
     PART_TILES,
@@ -32,6 +33,7 @@ from r18_cupy.hopper.winograd_one_launch import (
     THREADS,
     WIDTHS,
     WinogradOneLaunch,
+    divisor,
     width_of,
 )
 from r18_oracle.judge.winograd import MATRICES
@@ -86,21 +88,33 @@ def test_the_filters_are_those_of_three_launches() -> None:
     np.testing.assert_array_equal(got[:, :9, :40], rows[:, :9, :40])
 
 
-def test_the_structure_of_parts_is_the_device_s() -> None:
-    body = re.search(r"struct WinogradParts {(.*?)};", SOURCE, re.DOTALL)
+@pytest.mark.parametrize(("structure", "dtype"), [("Divisor", DIVISOR), ("WinogradParts", PARTS)])
+def test_structures_are_the_device_s(structure: str, dtype: np.dtype[Any]) -> None:
+    body = re.search(rf"struct {structure} {{(.*?)}};", SOURCE, re.DOTALL)
     assert body
     code = re.sub(r"//.*", "", body[1])
-    names = [name for line in re.findall(r"int ([^;]+);", code) for name in line.split(", ")]
-    assert tuple(names) == PARTS.names
+    names = [name for line in re.findall(r"\w+ ([^;]+);", code) for name in line.split(", ")]
+    assert tuple(names) == dtype.names
+
+
+def test_a_reciprocal_divides_whatever_is_below_2_to_the_31() -> None:
+    numbers = {*range(1, 200), *(2**i + j for i in range(8, 31) for j in (-1, 0, 1)), 2**31 - 1}
+    for number in numbers:
+        same, reciprocal, shift = divisor(number)
+        assert same == number
+        assert reciprocal < 2**32
+        last = (2**31 - 1) // number * number  # of the multiples, where the quotient grows
+        dividends = {0, number - 1, number, last - 1, last, 2**31 - 1}
+        assert all(i * reciprocal >> shift == i // number for i in dividends)
 
 
 @pytest.mark.parametrize(
     ("shape", "o", "fields", "grid"),
     [
-        ((64, 64, 56, 56), 64, (14, 14, 12544, 1, 16, 784), 132),
-        ((64, 512, 7, 7), 512, (2, 2, 256, 8, 128, 128), 128),
+        ((64, 64, 56, 56), 64, (14, 14, 1, 12544, 16, 784), 132),
+        ((64, 512, 7, 7), 512, (2, 2, 8, 256, 128, 128), 128),
         ((1, 3, 1, 1), 1, (1, 1, 1, 1, 1, 1), 1),
-        ((3, 5, 13, 9), 65, (4, 3, 36, 2, 2, 6), 6),
+        ((3, 5, 13, 9), 65, (4, 3, 2, 36, 2, 6), 6),
     ],
 )
 def test_parts_cover_the_problem(
@@ -108,7 +122,8 @@ def test_parts_cover_the_problem(
 ) -> None:
     (launch,) = KERNEL.launches(conv(shape, o))
     arguments = cast(Array, launch.arguments[-1]).view(PARTS)
-    assert tuple(arguments[0]) == fields
+    numbers = [arguments[name]["number"] for name in ("rows", "columns", "blocks")]
+    assert (*numbers, *(arguments[name] for name in ("tiles", "steps", "parts"))) == fields
     assert launch.grid == (grid, 1, 1)
     assert grid <= h200.MULTIPROCESSORS
     assert tuple(cast(Array, launch.arguments[-2]).view(CONV_SHAPE)[0])[:4] == shape

@@ -62,13 +62,21 @@ static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + PRODUCERS * PRODUCER_REGISTER
               "multipliers acquire what producers release");
 static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4, "pixels come in vectors");
 
+// Divides numbers below 2^31 by one that the host knows, in two instructions instead of twenty.
+struct Divisor {
+  unsigned number, reciprocal, shift;
+};
+__device__ __forceinline__ unsigned operator/(unsigned dividend, const Divisor& divisor) {
+  return (unsigned)((unsigned long long)dividend * divisor.reciprocal >> divisor.shift);
+}
+
 // How a problem is divided; the host's `PARTS` in hopper/winograd_one_launch.py mirrors it field by
 // field. Tiles are counted over all images, row by row. Consecutive parts have the same tiles.
 struct WinogradParts {
-  int rows, columns;  // of tiles in an image
-  int tiles;          // of the batch
-  int blocks;         // of PART_CHANNELS output channels
-  int steps;          // of STEP_CHANNELS input channels
+  Divisor rows, columns;  // of tiles in an image
+  Divisor blocks;         // of PART_CHANNELS output channels
+  int tiles;              // of the batch
+  int steps;              // of STEP_CHANNELS input channels
   int parts;
 };
 
@@ -99,15 +107,18 @@ struct StageState {
 
 // Where a lane's tile is.
 struct TilePlace {
+  int block;  // of output channels
   bool exists;
   int n, top, left;  // of its outputs
-  __device__ __forceinline__ TilePlace(const WinogradParts& g, int part, int lane) {
-    const unsigned tile = (unsigned)(part / g.blocks) * PART_TILES + lane;
+  __device__ __forceinline__ TilePlace(const WinogradParts& g, unsigned part, int lane) {
+    const unsigned group = part / g.blocks;
+    block = part - group * g.blocks.number;
+    const unsigned tile = group * PART_TILES + lane;
     exists = tile < (unsigned)g.tiles;
     const unsigned row = tile / g.columns;
-    left = (tile - row * g.columns) * OUTPUT;
+    left = (tile - row * g.columns.number) * OUTPUT;
     n = row / g.rows;
-    top = (row - n * g.rows) * OUTPUT;
+    top = (row - n * g.rows.number) * OUTPUT;
   }
 };
 
@@ -222,9 +233,10 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
     if (step >= g.steps || begins) {
       for (; step >= g.steps; step -= g.steps) part += gridDim.x;
       if (part >= g.parts) return;
+      const TilePlace place(g, part, lane % PART_TILES);
       next_filters = reinterpret_cast<const char*>(weight) +
-                     ((size_t)(part % g.blocks) * g.steps + step) * FILTER_BYTES;
-      tile.begin(x, p, TilePlace(g, part, lane % PART_TILES), step * STEP_CHANNELS + k);
+                     ((size_t)place.block * g.steps + step) * FILTER_BYTES;
+      tile.begin(x, p, place, step * STEP_CHANNELS + k);
     }
     if (step * STEP_CHANNELS + k >= p.c) tile.end();
 #pragma unroll
@@ -458,7 +470,6 @@ struct Share {
 // A lane's output tile in one channel after another: the place, and what the epilogue adds.
 struct OutputTile {
   TilePlace at;
-  int channel0;       // of the part
   int rows, columns;  // of the tile inside of the image; no rows of a channel that does not exist
   size_t first;       // element of the tile's first pixel
   float bias;
@@ -470,7 +481,7 @@ struct OutputTile {
   // latency is longer than the transform's.
   __device__ __forceinline__ void load(const ConvShape& p, int channel_of_part,
                                        const float* biases, const float* residual) {
-    const int channel = channel0 + channel_of_part;
+    const int channel = at.block * PART_CHANNELS + channel_of_part;
     const bool exists = at.exists && channel_of_part < PART_CHANNELS && channel < p.o;
     rows = exists ? p.oh - at.top : 0, columns = p.ow - at.left;
     first = (size_t)((at.n * p.o + channel) * p.oh + at.top) * p.ow + at.left;
@@ -530,7 +541,7 @@ __device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, in
   // steps than stages no warp gets here before all have begun this part.
   if (g.steps <= STAGES) multipliers_barrier();
   write_sums(shared, sums, lane, 0);
-  OutputTile tile{TilePlace(g, part, share.tile), part % g.blocks * PART_CHANNELS};
+  OutputTile tile{TilePlace(g, part, share.tile)};
   tile.load(p, share.channel_of_part(0), bias, residual);
   multipliers_barrier();
 #pragma unroll
