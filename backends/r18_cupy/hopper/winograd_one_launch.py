@@ -20,90 +20,40 @@ from r18_cupy.conv.winograd import FILTER_TRANSFORMS, FLOAT_NBYTES
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
-from r18_cupy.cuda.tile import TileConfig
 
 OUTPUT_TILE = 4
 POSITIONS = (OUTPUT_TILE + 2) ** 2
 MULTIPLIER_WARPS = POSITIONS // 3
 PRODUCER_WARPS = 4
+THREADS = 32 * (PRODUCER_WARPS + MULTIPLIER_WARPS)
 WIDTHS = (4, 2, 1)  # pixels that a thread loads or stores at a time
 SIDE = 8  # channels, and tiles, of a thread's sums
+PART_CHANNELS, PART_TILES, STEP_CHANNELS = 64, 16, 4
+STAGES = 3  # steps in shared memory
+BUFFER_UNITS = 5  # of a thread's 8 channels have their sums in shared memory at a time
 BARRIER_NBYTES = 128  # of a stage: a full/empty pair of mbarriers, aligned
+STAGE_NBYTES = POSITIONS * STEP_CHANNELS * (PART_CHANNELS + PART_TILES) * FLOAT_NBYTES
+UNIT_NBYTES = POSITIONS * PART_CHANNELS // SIDE * PART_TILES * FLOAT_NBYTES
+SHARED_NBYTES = STAGES * (STAGE_NBYTES + BARRIER_NBYTES) + BUFFER_UNITS * UNIT_NBYTES
 
-# Mirrors `WinogradParts` in kernels/hopper/winograd_one_launch.cu.
+# Mirrors `Divisor` in kernels/hopper/winograd_one_launch.cu.
+DIVISOR = np.dtype([(name, np.uint32) for name in ("number", "reciprocal", "shift")])
+
+# Mirrors `WinogradParts`.
 PARTS = np.dtype(
-    [(name, np.int32) for name in ("rows", "columns", "tiles", "blocks", "steps", "parts")]
+    [
+        *((name, DIVISOR) for name in ("rows", "columns", "blocks")),
+        *((name, np.int32) for name in ("tiles", "steps", "parts")),
+    ]
 )
 
 
-@dataclass(frozen=True)
-class WinogradTile(TileConfig):
-    """`m` output channels by `n` output tiles of 4×4 per part, over `k` input channels per step.
-
-    stages: steps in shared memory at a time.
-    units: how many of a thread's 8 channels have their sums in shared memory at a time: those of
-    two rounds of the epilogue.
-    cluster: CTAs that compute parts of the same channels together, and read filters once.
-
-    Legal tiles: k = 4, with m and n 32 and 32 or 64 and 16, which the device code is written for;
-    at most 6 units, as each row of tiles of a round has a warp; as many stages as fit in shared
-    memory.
+def divisor(number: int) -> tuple[int, int, int]:
+    """The number, its reciprocal and a shift: `i * reciprocal >> shift` is `i // number` for every
+    i below 2^31, as the reciprocal's excess, less than `number`, makes less than 1 / number of it.
     """
-
-    stages: int
-    units: int
-    cluster: int = 1
-
-    @property
-    def name(self) -> str:
-        """`m64n16k4s3u5c2` with three stages, five units and clusters of two."""
-        return f"{super().name}s{self.stages}u{self.units}c{self.cluster}"
-
-    @property
-    def threads(self) -> int:
-        """Producers, then multipliers."""
-        return 32 * (PRODUCER_WARPS + MULTIPLIER_WARPS)
-
-    @property
-    def shared_nbytes(self) -> int:
-        """Stages of filters and transformed pixels, the sums of two rounds, mbarriers."""
-        stage = POSITIONS * self.k * (self.m + self.n) * FLOAT_NBYTES
-        unit = POSITIONS * self.m // SIDE * self.n * FLOAT_NBYTES
-        return self.stages * (stage + BARRIER_NBYTES) + self.units * unit
-
-
-TILES = tuple(
-    WinogradTile(m, n, 4, stages, units, cluster)
-    for m, n, stages, units, cluster in (
-        (64, 16, 3, 5, 2),
-        (32, 32, 3, 6, 1),
-        (64, 16, 3, 5, 1),
-        (64, 16, 3, 4, 2),
-        (32, 32, 4, 4, 1),
-        (32, 32, 3, 6, 2),
-    )
-)
-CHOSEN = TILES[:2]
-"""Of these, `choose` takes one; the others are there to be measured."""
-
-# Cycles of a step, by m, and of a part's epilogue. Of 32 channels a step has twice the transforms,
-# which its multipliers wait for.
-STEP_CYCLES = {32: 2300, 64: 1800}
-PART_CYCLES = 4800
-
-
-def parts_of(problem: Problem, tile: WinogradTile) -> int:
-    """How many parts the clusters divide: each has `tile.n` tiles for each CTA."""
-    n, o, oh, ow = problem.output
-    tiles = n * ceil_div(oh, OUTPUT_TILE) * ceil_div(ow, OUTPUT_TILE)
-    return ceil_div(tiles, tile.n * tile.cluster) * ceil_div(o, tile.m)
-
-
-def estimate(problem: Problem, tile: WinogradTile) -> int:
-    """Cycles of the multiprocessor that has most parts, whole waves of them."""
-    steps = ceil_div(problem.inputs[0][1], tile.k)
-    waves = ceil_div(parts_of(problem, tile), MULTIPROCESSORS // tile.cluster)
-    return waves * (steps * STEP_CYCLES[tile.m] + PART_CYCLES)
+    shift = 31 + (number - 1).bit_length()
+    return number, ceil_div(1 << shift, number), shift
 
 
 def width_of(problem: Problem) -> int:
@@ -117,14 +67,13 @@ def width_of(problem: Problem) -> int:
 
 @dataclass(frozen=True, eq=False)
 class WinogradOneLaunch(ConvKernel):
-    """F(4×4, 3×3). Each multiprocessor computes parts of 64 output channels of 16 tiles, or 32 of
-    32, in turn, and keeps their sums at all 36 positions in registers.
+    """F(4×4, 3×3). Each multiprocessor computes parts of 64 output channels of 16 tiles in turn,
+    and keeps their sums at all 36 positions in registers.
     """
 
     algorithm = "winograd_f4x4_one_launch"
     minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
     family: ClassVar[str | None] = "sm_90a"
-    tiles: ClassVar[tuple[WinogradTile, ...]] = TILES
 
     @property
     def contract(self) -> RoundingContract:
@@ -132,8 +81,7 @@ class WinogradOneLaunch(ConvKernel):
 
     @property
     def edges(self) -> tuple[int, ...]:
-        sizes = {OUTPUT_TILE, OUTPUT_TILE + 2}
-        return tuple(sorted(sizes.union(*(tile.edges for tile in self.tiles))))
+        return (STEP_CHANNELS, OUTPUT_TILE, OUTPUT_TILE + 2, PART_TILES, PART_CHANNELS)
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
@@ -151,21 +99,12 @@ class WinogradOneLaunch(ConvKernel):
             found.append(Problem(replace(op, residual=True), (shape, op.infer(shape))))
         return tuple(found)
 
-    def entry(self, tile: WinogradTile, width: int) -> Entry:
-        macros = (*tile.defines, ("WIDTH", width))
+    def entry(self, width: int) -> Entry:
+        macros = (("WIDTH", width),)
         return Entry("hopper/winograd_one_launch", "winograd_one_launch", macros, self.family)
 
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(self.entry(tile, width) for tile in self.candidates for width in WIDTHS)
-
-    @property
-    def candidates(self) -> tuple[WinogradTile, ...]:
-        """The tiles to choose from: a variant's own."""
-        return tuple(tile for tile in self.tiles if tile in CHOSEN) or self.tiles
-
-    def choose(self, problem: Problem) -> WinogradTile:
-        """The tile whose estimate is least; of equals the first."""
-        return min(self.candidates, key=lambda tile: estimate(problem, tile))
+        return tuple(map(self.entry, WIDTHS))
 
     def refuses(self, problem: Problem) -> str | None:
         op = cast(Conv2d, problem.op)
@@ -176,30 +115,32 @@ class WinogradOneLaunch(ConvKernel):
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         """Filters as G g Gᵀ, computed in float64 from float32 weights and rounded once.
 
-        Returns (blocks of O, steps of C, positions, k, m), padded with zeros: each step's filters
-        in the order in which they are in shared memory.
+        Returns (blocks of O, steps of C, positions, STEP_CHANNELS, PART_CHANNELS), padded with
+        zeros: each step's filters in the order in which they are in shared memory.
         """
         weight, *bias = super().pack(problem, weights)
-        tile, g = self.choose(problem), FILTER_TRANSFORMS[OUTPUT_TILE]
+        g = FILTER_TRANSFORMS[OUTPUT_TILE]
         with np.errstate(over="ignore", invalid="ignore"):  # infinite weights become NaN
             filters = (g @ weight.astype(np.float64) @ g.T).astype(np.float32)
         o, c = weight.shape[:2]
-        padded = np.pad(filters, ((0, -o % tile.m), (0, -c % tile.k), (0, 0), (0, 0)))
-        parts = padded.reshape(-1, tile.m, padded.shape[1] // tile.k, tile.k, POSITIONS)
+        padded = np.pad(filters, ((0, -o % PART_CHANNELS), (0, -c % STEP_CHANNELS), (0, 0), (0, 0)))
+        steps = ceil_div(c, STEP_CHANNELS)
+        parts = padded.reshape(-1, PART_CHANNELS, steps, STEP_CHANNELS, POSITIONS)
         return (np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)), *bias)
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        tile = self.choose(problem)
         n, c = problem.inputs[0][:2]
         o, oh, ow = problem.output[1:]
         rows, columns = ceil_div(oh, OUTPUT_TILE), ceil_div(ow, OUTPUT_TILE)
-        tiles, blocks, parts = n * rows * columns, ceil_div(o, tile.m), parts_of(problem, tile)
-        fields = (rows, columns, tiles, blocks, ceil_div(c, tile.k), parts)
+        tiles, blocks = n * rows * columns, ceil_div(o, PART_CHANNELS)
+        parts = ceil_div(tiles, PART_TILES) * blocks
+        divisors = map(divisor, (rows, columns, blocks))
+        fields = (*divisors, tiles, ceil_div(c, STEP_CHANNELS), parts)
         return (
             GridLaunch(
-                self.entry(tile, width_of(problem)),
-                (min(parts, MULTIPROCESSORS // tile.cluster) * tile.cluster, 1, 1),
-                (tile.threads, 1, 1),
+                self.entry(width_of(problem)),
+                (min(parts, MULTIPROCESSORS), 1, 1),
+                (THREADS, 1, 1),
                 (
                     X,
                     Pointer(Role.WEIGHT),
@@ -208,7 +149,7 @@ class WinogradOneLaunch(ConvKernel):
                     conv_shape(problem),
                     struct(np.array([fields], PARTS)),
                 ),
-                shared_nbytes=tile.shared_nbytes,
+                shared_nbytes=SHARED_NBYTES,
                 overlaps=True,
             ),
         )

@@ -13,14 +13,3 @@ __device__ __forceinline__ void bulk_load(unsigned target, const void* source, i
       "l"(source), "r"(nbytes), "r"(mbarrier)
       : "memory");
 }
-
-// The same to the same address of each of a cluster's CTAS, whose own mbarriers count the bytes.
-template <int CTAS>
-__device__ __forceinline__ void bulk_load_all(unsigned target, const void* source, int nbytes,
-                                              unsigned mbarrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(target),
-      "l"(source), "r"(nbytes), "r"(mbarrier), "h"((unsigned short)((1 << CTAS) - 1))
-      : "memory");
-}

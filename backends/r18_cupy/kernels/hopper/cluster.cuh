@@ -31,10 +31,3 @@ __device__ __forceinline__ float4 cluster_load(unsigned address) {
                : "memory");
   return value;
 }
-
-// Arrives at an mbarrier of any CTA of the cluster; `mbarrier`: its `cluster_address`. NOTE: not
-// `.release.cluster`, which waits for all of the thread's writes to global memory. Earlier reads of
-// shared memory are over when the arrival gets there.
-__device__ __forceinline__ void mbarrier_arrive_at(unsigned mbarrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mbarrier) : "memory");
-}

@@ -1,12 +1,12 @@
 // Winograd F(4×4, 3×3) in one launch: neither transformed tiles nor products cross the L2. NCHW,
 // float32.
 //
-// A persistent CTA computes TILE_M output channels of TILE_N output tiles at a time, a part. The
-// sums of all 36 positions stay in registers: 36 · 1024 floats are more than half of an SM's.
-// 1. Producers: a lane has one tile of one of the step's TILE_K input channels. It loads the 6 × 6
+// A persistent CTA computes 64 output channels of 16 output tiles at a time, a part. The sums of
+// all 36 positions stay in registers: 36 · 1024 floats are more than half of an SM's.
+// 1. Producers: a lane has one tile of one of the step's four input channels. It loads the 6 × 6
 //    pixels, transforms them in registers and writes 36 values to the step's stage. The step's
-//    filters, transformed and packed by the host, arrive by one bulk copy. Where a step has fewer
-//    than 128 tiles, teams of warps take steps in turn.
+//    filters, transformed and packed by the host, arrive by one bulk copy. Two teams of two warps
+//    take steps in turn.
 // 2. Multipliers: a warp multiplies three of the 36 positions. Each half of it has one position to
 //    itself, so a lane sums 8 channels × 8 tiles with 16 operands; the third is shared by both
 //    halves, 8 × 4 sums with 12 operands. Whole warps for each position, with 8 × 4 sums a lane,
@@ -14,9 +14,6 @@
 // 3. Epilogue, in rounds: a thread writes some of its 8 channels' sums to shared memory, where the
 //    positions meet. A lane then transforms one tile of one channel back, applies bias, residual
 //    and ReLU, and writes four rows. Producers are at the next part.
-//
-// 64 channels × 16 tiles need half the transforms of 32 × 32, and twice the filters: those that a
-// CTA reads per product. A cluster of TILE_CLUSTER CTAs with the same channels reads them once.
 //
 // Registers: producers release theirs, or 96 sums and 28 operands would not fit.
 //
@@ -29,7 +26,6 @@
 #include "conv/swapped_columns.cuh"
 #include "conv/winograd.cuh"
 #include "hopper/bulk.cuh"
-#include "hopper/cluster.cuh"
 #include "hopper/wgmma.cuh"
 
 constexpr int OUTPUT = 4, EXTENT = OUTPUT + 2, POSITIONS = EXTENT * EXTENT;
@@ -38,70 +34,66 @@ constexpr int SIDE = 2 * QUAD;        // channels, and tiles, of a thread's sums
 constexpr int WARPS = POSITIONS / 3;  // of multipliers
 constexpr int MULTIPLIERS = 32 * WARPS, PRODUCERS = 128;
 
+constexpr int PART_CHANNELS = 64, PART_TILES = 16, STEP_CHANNELS = 4;
+constexpr int STAGES = 3;  // steps in shared memory
+
 // Lanes of half a warp: so many have different channels, times different tiles.
-constexpr int CHANNEL_LANES = TILE_M / SIDE, TILE_LANES = TILE_N / SIDE;
-constexpr int ROWS = 32 / TILE_N;  // of tiles in as many bytes as shared memory has banks
+constexpr int CHANNEL_LANES = PART_CHANNELS / SIDE, TILE_LANES = PART_TILES / SIDE;
+constexpr int ROWS = 32 / PART_TILES;  // of tiles in as many bytes as shared memory has banks
 
 // Producer warps that fill a stage together, and teams of such, which take steps in turn.
-constexpr int TEAM = TILE_K * TILE_N / 32, TEAMS = PRODUCERS / 32 / TEAM;
+constexpr int TEAM = STEP_CHANNELS / ROWS, TEAMS = PRODUCERS / 32 / TEAM;
 
 // The sums of each thread's channel i, for all i, go to shared memory in rounds: unit i has
-// CHANNEL_LANES channels of TILE_N tiles. Rounds alternate between two buffers.
-constexpr int FIRST_UNITS = (TILE_UNITS + 1) / 2;        // in the first buffer
-constexpr int UNIT_WARPS = CHANNEL_LANES * TILE_N / 32;  // that transform a unit back
-__device__ constexpr int first_unit(int round) {
-  return round / 2 * TILE_UNITS + round % 2 * FIRST_UNITS;
-}
-__device__ constexpr int end_unit(int round) {
-  return first_unit(round + 1) < SIDE ? first_unit(round + 1) : SIDE;
-}
-__device__ constexpr int rounds(int round = 0) {
-  return first_unit(round) < SIDE ? rounds(round + 1) : round;
-}
-constexpr int ROUNDS = rounds();
+// CHANNEL_LANES channels of PART_TILES tiles. Rounds have three or two units, and alternate between
+// two buffers.
+constexpr int ROUNDS = 3, BUFFER_UNITS = 5;                  // of both buffers
+constexpr int UNIT_WARPS = CHANNEL_LANES * PART_TILES / 32;  // that transform a unit back
+__device__ constexpr int first_unit(int round) { return (BUFFER_UNITS * round + 1) / 2; }
+static_assert(first_unit(ROUNDS) == SIDE, "rounds have all units");
 
-constexpr int FILTER_BYTES = POSITIONS * TILE_K * TILE_M * sizeof(float);
+constexpr int FILTER_BYTES = POSITIONS * STEP_CHANNELS * PART_CHANNELS * sizeof(float);
 // Bytes of a channel's filters or tiles of a position in shared memory.
-constexpr int FILTER_ROW = TILE_M * sizeof(float), PIXEL_ROW = TILE_N * sizeof(float);
-constexpr int FILTER_SHARE = FILTER_BYTES / TILE_CLUSTER;  // a CTA copies it to all of its cluster
+constexpr int FILTER_ROW = PART_CHANNELS * sizeof(float), PIXEL_ROW = PART_TILES * sizeof(float);
 
 // Registers per thread (setmaxnreg): 128 at launch.
 constexpr int PRODUCER_REGISTERS = 104, MULTIPLIER_REGISTERS = 136;
 static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + PRODUCERS * PRODUCER_REGISTERS <= 65536,
               "multipliers acquire what producers release");
-static_assert(CHANNEL_LANES * TILE_LANES == 16, "16 lanes have 8 x 8 sums each");
-static_assert(TILE_N == 32 || TILE_N == 16, "a warp has whole rows of tiles, and a lane one tile");
-static_assert(TEAM * TEAMS * 32 == PRODUCERS, "each producer warp has as many steps");
-static_assert(FIRST_UNITS * UNIT_WARPS <= WARPS && TILE_UNITS >= 2,
-              "a warp has at most one row of a round");
-static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");
-static_assert(TILE_STAGES >= TEAMS, "a team's first stage is its own number");
 static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4, "pixels come in vectors");
 
+// Divides numbers below 2^31 by one that the host knows, in two instructions instead of twenty.
+struct Divisor {
+  unsigned number, reciprocal, shift;
+};
+__device__ __forceinline__ unsigned operator/(unsigned dividend, const Divisor& divisor) {
+  return (unsigned)((unsigned long long)dividend * divisor.reciprocal >> divisor.shift);
+}
+
 // How a problem is divided; the host's `PARTS` in hopper/winograd_one_launch.py mirrors it field by
-// field. Tiles are counted over all images, row by row. A part is a cluster's: TILE_N tiles for
-// each of its CTAs. Consecutive parts have the same tiles.
+// field. Tiles are counted over all images, row by row. Consecutive parts have the same tiles.
 struct WinogradParts {
-  int rows, columns;  // of tiles in an image
-  int tiles;          // of the batch
-  int blocks;         // of TILE_M output channels
-  int steps;          // of TILE_K input channels
+  Divisor rows, columns;  // of tiles in an image
+  Divisor blocks;         // of PART_CHANNELS output channels
+  int tiles;              // of the batch
+  int steps;              // of STEP_CHANNELS input channels
   int parts;
 };
 
 // Aligned as rows of all banks are, for the bulk copy.
 struct alignas(128) Stage {
-  float filters[POSITIONS][TILE_K][TILE_M];
-  float pixels[POSITIONS][TILE_K][TILE_N];  // neighbouring tiles are swapped: see `multiply`
+  float filters[POSITIONS][STEP_CHANNELS][PART_CHANNELS];
+  // Neighbouring tiles are swapped: see `multiply`.
+  float pixels[POSITIONS][STEP_CHANNELS][PART_TILES];
   // `full` completes a phase when the filters and the values of all warps of a team have arrived,
-  // `empty` when every multiplier warp of the cluster has read them.
+  // `empty` when every multiplier warp has read them.
   unsigned long long full, empty;
 };
 static_assert(sizeof(Stage::filters) == FILTER_BYTES, "one bulk copy");
 
 struct Shared {
-  Stage stages[TILE_STAGES];
-  float sums[TILE_UNITS][POSITIONS][CHANNEL_LANES][TILE_N];  // of two rounds; see `column_of`
+  Stage stages[STAGES];
+  float sums[BUFFER_UNITS][POSITIONS][CHANNEL_LANES][PART_TILES];  // of two rounds; see `column_of`
 };
 
 // The stage that is next, in bytes from the first, and the parity of its phase.
@@ -113,22 +105,20 @@ struct StageState {
   }
 };
 
-__device__ __forceinline__ int cluster_rank() { return blockIdx.x % TILE_CLUSTER; }
-__device__ __forceinline__ int first_part() { return blockIdx.x / TILE_CLUSTER; }
-__device__ __forceinline__ int parts_at_once() { return gridDim.x / TILE_CLUSTER; }
-
 // Where a lane's tile is.
 struct TilePlace {
+  int block;  // of output channels
   bool exists;
   int n, top, left;  // of its outputs
-  __device__ __forceinline__ TilePlace(const WinogradParts& g, int part, int lane) {
-    const unsigned group = (unsigned)(part / g.blocks) * TILE_CLUSTER + cluster_rank();
-    const unsigned tile = group * TILE_N + lane;
+  __device__ __forceinline__ TilePlace(const WinogradParts& g, unsigned part, int lane) {
+    const unsigned group = part / g.blocks;
+    block = part - group * g.blocks.number;
+    const unsigned tile = group * PART_TILES + lane;
     exists = tile < (unsigned)g.tiles;
     const unsigned row = tile / g.columns;
-    left = (tile - row * g.columns) * OUTPUT;
+    left = (tile - row * g.columns.number) * OUTPUT;
     n = row / g.rows;
-    top = (row - n * g.rows) * OUTPUT;
+    top = (row - n * g.rows.number) * OUTPUT;
   }
 };
 
@@ -143,11 +133,14 @@ struct alignas(COUNT * sizeof(float)) Pixels {
 // A lane's input tile in one channel after another.
 struct InputTile {
   static constexpr int LOADS = 2 + OUTPUT / WIDTH;  // of a row: a pixel, vectors, a pixel
+  __device__ static constexpr int width(int i) { return i == 0 || i == LOADS - 1 ? 1 : WIDTH; }
+  __device__ static constexpr int column(int i) { return i == 0 ? 0 : 1 + (i - 1) * WIDTH; }
 
-  const float* next;  // first pixel, in the step's channel; may be outside of the image
-  // Bit 1 + r % 2 · LOADS + i of inside[r / 2]: whether load i of row r is in the image. One
-  // instruction makes predicates of six bits, but not of bit 0.
-  unsigned inside[EXTENT / 2];
+  // First pixels of the rows in the channel that is loaded next; may be outside of the image.
+  const float* rows[EXTENT];
+  // Bit 1 + r of inside[i]: whether load i of row r is in the image. One instruction makes
+  // predicates of six bits, but not of bit 0.
+  unsigned inside[LOADS];
   float d[EXTENT][EXTENT];  // rows, columns. Pixels outside of the image stay zero
 
   __device__ __forceinline__ void clear() {
@@ -161,108 +154,146 @@ struct InputTile {
   __device__ __forceinline__ void begin(const float* x, const ConvShape& p, const TilePlace& at,
                                         int channel) {
     const int top = at.top - p.ph, left = at.left - p.pw;
-    next = x + ((long long)(at.n * p.c + channel) * (p.h * p.w) + (long long)top * p.w + left);
-    unsigned columns = 0;
+    rows[0] = x + ((long long)(at.n * p.c + channel) * (p.h * p.w) + (long long)top * p.w + left);
+#pragma unroll
+    for (int r = 1; r < EXTENT; ++r) rows[r] = rows[r - 1] + p.w;
+    unsigned inside_rows = 0;
+#pragma unroll
+    for (int r = 0; r < EXTENT; ++r) {
+      inside_rows |= (unsigned)(0 <= top + r && top + r < p.h) << (1 + r);
+    }
+    if (!at.exists) inside_rows = 0;
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-      const int column = left + (i == 0 ? 0 : 1 + (i - 1) * WIDTH);
-      columns |= (unsigned)(0 <= column && column < p.w) << i;
-    }
-    if (!at.exists) columns = 0;
-#pragma unroll
-    for (int r = 0; r < EXTENT; r += 2) {
-      const auto row = [&](int r) { return 0 <= top + r && top + r < p.h ? columns : 0; };
-      inside[r / 2] = (row(r) | row(r + 1) << LOADS) << 1;
+      const int place = left + column(i);
+      inside[i] = 0 <= place && place < p.w ? inside_rows : 0;
     }
     clear();
   }
 
   // The channel does not exist: in a part's last step.
   __device__ __forceinline__ void end() {
-    inside[0] = inside[1] = inside[2] = 0;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) inside[i] = 0;
     clear();
   }
 
-  // Loads the pixels that are in the image, and moves on to the team's next step.
-  __device__ __forceinline__ void load(const ConvShape& p) {
-    const float* row = next;
+  // Load i of each row, where it is in the image.
+  __device__ __forceinline__ void load(int i) {
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
-      asm volatile("" : "+l"(row));  // one sum for all loads of a row
-      __builtin_assume(__isGlobal(row));
-      const auto is_inside = [&](int i) { return inside[r / 2] >> (1 + r % 2 * LOADS + i) & 1; };
-      if (is_inside(0)) d[r][0] = row[0];
+      const float* const from = rows[r] + column(i);
+      __builtin_assume(__isGlobal(from));
+      if (inside[i] >> (1 + r) & 1) {
+        if (width(i) == 1) {
+          d[r][column(i)] = *from;
+        } else {
+          const auto pixels = *reinterpret_cast<const Pixels<WIDTH>*>(from);
 #pragma unroll
-      for (int s = 1; s < 1 + OUTPUT; s += WIDTH) {
-        if (is_inside(1 + (s - 1) / WIDTH)) {
-          const auto pixels = *reinterpret_cast<const Pixels<WIDTH>*>(row + s);
-#pragma unroll
-          for (int i = 0; i < WIDTH; ++i) d[r][s + i] = pixels.at[i];
+          for (int k = 0; k < WIDTH; ++k) d[r][column(i) + k] = pixels.at[k];
         }
       }
-      if (is_inside(LOADS - 1)) d[r][EXTENT - 1] = row[EXTENT - 1];
-      row += p.w;
     }
-    next += (long long)(TEAMS * TILE_K) * (p.h * p.w);
+  }
+
+  // Moves on to the team's next step.
+  __device__ __forceinline__ void advance(const ConvShape& p) {
+#pragma unroll
+    for (int r = 0; r < EXTENT; ++r) {
+      rows[r] += (long long)(TEAMS * STEP_CHANNELS) * (p.h * p.w);
+      asm volatile("" : "+l"(rows[r]));  // or each would be added up again from the first
+    }
+  }
+
+  // The columns of load i, times Bᵀ.
+  __device__ __forceinline__ void transform(int i, float (&half)[EXTENT][EXTENT]) const {
+#pragma unroll
+    for (int s = column(i); s < column(i) + width(i); ++s) {
+      float pixels[EXTENT];
+#pragma unroll
+      for (int r = 0; r < EXTENT; ++r) pixels[r] = d[r][s];
+      Winograd<OUTPUT>::input(pixels, half[s]);
+    }
   }
 };
+
+// Whether the mbarrier's phase of this parity has completed, as far as this thread sees.
+__device__ __forceinline__ bool mbarrier_completed(unsigned mbarrier, unsigned phase) {
+  unsigned completed;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(completed)
+      : "r"(mbarrier), "r"(phase)
+      : "memory");
+  return completed;
+}
 
 __device__ __forceinline__ void produce(Shared& shared, const float* x, const float* weight,
                                         const ConvShape& p, const WinogradParts& g) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // NOTE: votes, so that the compiler knows that what follows is the same in all lanes.
   const bool leads = __any_sync(~0u, warp % TEAM == 0);  // its first lane copies filters
-  const int team = TEAMS > 1 && __any_sync(~0u, warp >= TEAM);
-  const int k = warp % TEAM * ROWS + lane / TILE_N;  // of the step's channels
-  const int whole_steps = p.c / TILE_K;
-  int part = first_part(), step = team;
+  const int team = __any_sync(~0u, warp >= TEAM);
+  const int k = warp % TEAM * ROWS + lane / PART_TILES;  // of the step's channels
+  const int whole_steps = p.c / STEP_CHANNELS;
+  int part = blockIdx.x, step = team;
   const char* next_filters = nullptr;
   InputTile tile;
-  const auto begin_part = [&] {
-    next_filters = reinterpret_cast<const char*>(weight) +
-                   ((size_t)(part % g.blocks) * g.steps + step) * FILTER_BYTES;
-    tile.begin(x, p, TilePlace(g, part, lane % TILE_N), step * TILE_K + k);
-  };
   // Loads the pixels of `step`, which may belong to a later part.
   const auto load = [&](bool begins) {
     if (step >= g.steps || begins) {
-      for (; step >= g.steps; step -= g.steps) part += parts_at_once();
-      if (part < g.parts) begin_part();
+      for (; step >= g.steps; step -= g.steps) part += gridDim.x;
+      if (part >= g.parts) return;
+      const TilePlace place(g, part, lane % PART_TILES);
+      next_filters = reinterpret_cast<const char*>(weight) +
+                     ((size_t)place.block * g.steps + step) * FILTER_BYTES;
+      tile.begin(x, p, place, step * STEP_CHANNELS + k);
     }
-    if (step >= whole_steps && step * TILE_K + k >= p.c) tile.end();
-    if (part < g.parts) tile.load(p);
+    if (step * STEP_CHANNELS + k >= p.c) tile.end();
+#pragma unroll
+    for (int i = 0; i < InputTile::LOADS; ++i) tile.load(i);
+    tile.advance(p);
   };
   load(true);
   StageState state{team * (unsigned)sizeof(Stage)};
 #pragma unroll 1
   for (; part < g.parts; state.advance(TEAMS)) {
     float half[EXTENT][EXTENT];  // Bᵀ d, transposed
-#pragma unroll
-    for (int s = 0; s < EXTENT; ++s) {
-      float column[EXTENT];
-#pragma unroll
-      for (int r = 0; r < EXTENT; ++r) column[r] = tile.d[r][s];
-      Winograd<OUTPUT>::input(column, half[s]);
-    }
+    Stage& stage = *reinterpret_cast<Stage*>(reinterpret_cast<char*>(&shared) + state.offset);
+    const unsigned full = shared_address(&stage.full), empty = shared_address(&stage.empty);
+    const auto copy_filters = [&](const char* filters) {
+      if (leads && lane == 0) {
+        mbarrier_arrive_expect_tx(full, FILTER_BYTES);
+        bulk_load(shared_address(stage.filters), filters, FILTER_BYTES, full);
+      }
+    };
+    // Each stage is empty at first: what is asked for is the phase before the first, which is over.
+    // NOTE: the copy takes about as long as the transform, so it starts ahead of it if it can.
+    const bool is_empty = __all_sync(~0u, mbarrier_completed(empty, state.phase ^ 1));
     const char* const filters = next_filters;
+    if (is_empty) copy_filters(filters);
     next_filters += TEAMS * FILTER_BYTES;
     step += TEAMS;
-    load(false);  // what arrives until the team's next step
-    // Each stage is empty at first: the wait is for the phase before the first, which is over.
-    Stage& stage = *reinterpret_cast<Stage*>(reinterpret_cast<char*>(&shared) + state.offset);
-    mbarrier_wait(shared_address(&stage.empty), state.phase ^ 1);
-    const unsigned full = shared_address(&stage.full);
-    if (leads && lane == 0) {
-      mbarrier_arrive_expect_tx(full, FILTER_BYTES);
-      const int share = cluster_rank() * FILTER_SHARE;
-      const unsigned target = shared_address(stage.filters) + share;
-      if (TILE_CLUSTER == 1) {
-        bulk_load(target, filters, FILTER_BYTES, full);
-      } else {  // the others' shares may arrive first
-        bulk_load_all<TILE_CLUSTER>(target, filters + share, FILTER_SHARE, full);
+    // What is loaded now arrives until the team's next step.
+    if (step < whole_steps) {
+#pragma unroll
+      for (int i = 0; i < InputTile::LOADS; ++i) {
+        tile.transform(i, half);
+        tile.load(i);  // at once, as the next step waits for it
       }
+      tile.advance(p);
+    } else {
+#pragma unroll
+      for (int i = 0; i < InputTile::LOADS; ++i) tile.transform(i, half);
+      load(false);
     }
-    float* const out = &stage.pixels[0][k][swapped_column(lane % TILE_N)];
+    if (!is_empty) {
+      mbarrier_wait(empty, state.phase ^ 1);
+      copy_filters(filters);
+    }
+    float* const out = &stage.pixels[0][k][swapped_column(lane % PART_TILES)];
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
       float row[EXTENT], v[EXTENT];
@@ -270,7 +301,7 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
       for (int s = 0; s < EXTENT; ++s) row[s] = half[s][r];
       Winograd<OUTPUT>::input(row, v);
 #pragma unroll
-      for (int s = 0; s < EXTENT; ++s) out[(r * EXTENT + s) * TILE_K * TILE_N] = v[s];
+      for (int s = 0; s < EXTENT; ++s) out[(r * EXTENT + s) * STEP_CHANNELS * PART_TILES] = v[s];
     }
     __syncwarp();
     // NOTE: no `fence.proxy.async`, which would wait for the pixels above. The async proxy writes
@@ -320,12 +351,12 @@ __device__ __forceinline__ void load_quads(float (&values)[COUNT], unsigned row)
 // Where a tile of a unit's channel is in `Shared::sums`. Every other ROWS channels have their
 // halves swapped: lanes that write neighbouring channels at once then touch different banks.
 __device__ __forceinline__ int column_of(int channel, int tile) {
-  return tile ^ channel / ROWS % 2 * (TILE_N / 2);
+  return tile ^ channel / ROWS % 2 * (PART_TILES / 2);
 }
 
-// A thread's sums. Channels i of `own`: 4 · channel_lane + i / 4 · TILE_M / 2 + i % 4; tiles i:
-// 4 · tile_lane + i / 4 · TILE_N / 2 + i % 4. `common` has the same channels, and the tiles of its
-// half of the warp: TILE_N / 2 · (lane / 16) + 4 · tile_lane + i.
+// A thread's sums. Channels i of `own`: 4 · channel_lane + i / 4 · 32 + i % 4; tiles i:
+// 4 · tile_lane + i / 4 · 8 + i % 4. `common` has the same channels, and the tiles of its half of
+// the warp: 8 · (lane / 16) + 4 · tile_lane + i.
 struct Sums {
   float own[SIDE][SIDE];     // of the position of the lane's half of the warp
   float common[SIDE][QUAD];  // of the position that the halves share
@@ -355,27 +386,23 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
   float common_left[SIDE], common_right[QUAD];
   // Addresses in the first stage, and what leads from there to the input channel.
   const Stage& first = shared.stages[0];
-  const unsigned full = shared_address(&first.full);
-  unsigned empty = shared_address(&first.empty);  // in the cluster's CTA of the lane's number
-  if (TILE_CLUSTER > 1) empty = cluster_address(empty, lane.index % TILE_CLUSTER);
+  const unsigned full = shared_address(&first.full), empty = shared_address(&first.empty);
   const int own = lane.own_position(), common = lane.common_position();
   const int channel = QUAD * lane.channel, tile = QUAD * lane.tile;
   const unsigned filters = shared_address(&first.filters[own][0][channel]);
   const unsigned pixels = shared_address(&first.pixels[own][0][tile]);
   const unsigned common_filters = shared_address(&first.filters[common][0][channel]);
   const unsigned common_pixels =
-      shared_address(&first.pixels[common][0][tile + TILE_N / 2 * lane.half]);
+      shared_address(&first.pixels[common][0][tile + PART_TILES / 2 * lane.half]);
   const auto load_own = [&](int k) {
-    load_quads<TILE_M>(left, filters + state.offset + k * FILTER_ROW);
-    load_quads<TILE_N>(right, pixels + state.offset + k * PIXEL_ROW);
+    load_quads<PART_CHANNELS>(left, filters + state.offset + k * FILTER_ROW);
+    load_quads<PART_TILES>(right, pixels + state.offset + k * PIXEL_ROW);
   };
   const auto load_common = [&](int k) {
-    load_quads<TILE_M>(common_left, common_filters + state.offset + k * FILTER_ROW);
-    load_quads<TILE_N>(common_right, common_pixels + state.offset + k * PIXEL_ROW);
+    load_quads<PART_CHANNELS>(common_left, common_filters + state.offset + k * FILTER_ROW);
+    load_quads<PART_TILES>(common_right, common_pixels + state.offset + k * PIXEL_ROW);
   };
-  const auto await_stage = [&] {
-    mbarrier_wait(full + state.offset, state.phase);
-  };
+  const auto await_stage = [&] { mbarrier_wait(full + state.offset, state.phase); };
 #pragma unroll
   for (int i = 0; i < SIDE; ++i) {
 #pragma unroll
@@ -390,13 +417,13 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
   const bool always[] = {__any_sync(~0u, filters != common_filters),
                          __any_sync(~0u, pixels != common_pixels),
                          __any_sync(~0u, filters != pixels)};
-  static_assert(sizeof(always) == TILE_K - 1, "one for each channel but the last");
+  static_assert(sizeof(always) == STEP_CHANNELS - 1, "one for each channel but the last");
   await_stage();
   load_own(0);
   for (int step = 1; step <= steps; ++step) {
     // One position's operands arrive while the other's are multiplied.
 #pragma unroll
-    for (int k = 0; k < TILE_K - 1; ++k) {
+    for (int k = 0; k < STEP_CHANNELS - 1; ++k) {
       if (always[k]) {
         load_common(k);
         multiply(sums.own, left, right);
@@ -404,17 +431,11 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
         multiply(sums.common, common_left, common_right);
       }
     }
-    load_common(TILE_K - 1);
+    load_common(STEP_CHANNELS - 1);
     multiply(sums.own, left, right);
     // The arrival comes after this stage's last reads.
     __syncwarp();
-    if (lane.index < TILE_CLUSTER) {
-      if (TILE_CLUSTER == 1) {
-        mbarrier_arrive(empty + state.offset);
-      } else {
-        mbarrier_arrive_at(empty + state.offset);
-      }
-    }
+    if (lane.index == 0) mbarrier_arrive(empty + state.offset);
     state.advance(1);
     if (step < steps) {
       await_stage();
@@ -435,15 +456,15 @@ __device__ __forceinline__ void write_sums(Shared& shared, const Sums& sums, con
                                            int round) {
   const int channel = lane.channel, tile = QUAD * lane.tile;
 #pragma unroll
-  for (int i = first_unit(round); i < end_unit(round); ++i) {
-    auto& to = shared.sums[i % TILE_UNITS];
+  for (int i = first_unit(round); i < first_unit(round + 1); ++i) {
+    auto& to = shared.sums[i % BUFFER_UNITS];
     const auto write = [&](int position, int tile, const float* quad) {
       *reinterpret_cast<float4*>(&to[position][channel][column_of(channel, tile)]) =
           make_float4(quad[0], quad[1], quad[2], quad[3]);
     };
     write(lane.own_position(), tile, sums.own[i]);
-    write(lane.own_position(), tile + TILE_N / 2, sums.own[i] + QUAD);
-    write(lane.common_position(), tile + lane.half * (TILE_N / 2), sums.common[i]);
+    write(lane.own_position(), tile + PART_TILES / 2, sums.own[i] + QUAD);
+    write(lane.common_position(), tile + lane.half * (PART_TILES / 2), sums.common[i]);
   }
 }
 
@@ -452,24 +473,24 @@ struct Share {
   int tile, channel;  // of the unit
   int unit;           // of the round
   __device__ __forceinline__ explicit Share(const Lane& lane)
-      : tile(lane.index % TILE_N),
-        channel(lane.warp % UNIT_WARPS * ROWS + lane.index / TILE_N),
+      : tile(lane.index % PART_TILES),
+        channel(lane.warp % UNIT_WARPS * ROWS + lane.index / PART_TILES),
         unit(lane.warp / UNIT_WARPS) {}
 
   __device__ __forceinline__ bool is_in(int round) const {
-    return first_unit(round) + unit < end_unit(round);
+    return first_unit(round) + unit < first_unit(round + 1);
   }
-  // The channel of the part; TILE_M if the round has none for the lane.
+  // The channel of the part; PART_CHANNELS if the round has none for the lane.
   __device__ __forceinline__ int channel_of_part(int round) const {
     const int i = first_unit(round) + unit;
-    return is_in(round) ? channel * QUAD + i / QUAD * (TILE_M / 2) + i % QUAD : TILE_M;
+    if (!is_in(round)) return PART_CHANNELS;
+    return channel * QUAD + i / QUAD * (PART_CHANNELS / 2) + i % QUAD;
   }
 };
 
 // A lane's output tile in one channel after another: the place, and what the epilogue adds.
 struct OutputTile {
   TilePlace at;
-  int channel0;       // of the part
   int rows, columns;  // of the tile inside of the image; no rows of a channel that does not exist
   size_t first;       // element of the tile's first pixel
   float bias;
@@ -481,8 +502,8 @@ struct OutputTile {
   // latency is longer than the transform's.
   __device__ __forceinline__ void load(const ConvShape& p, int channel_of_part,
                                        const float* biases, const float* residual) {
-    const int channel = channel0 + channel_of_part;
-    const bool exists = at.exists && channel_of_part < TILE_M && channel < p.o;
+    const int channel = at.block * PART_CHANNELS + channel_of_part;
+    const bool exists = at.exists && channel_of_part < PART_CHANNELS && channel < p.o;
     rows = exists ? p.oh - at.top : 0, columns = p.ow - at.left;
     first = (size_t)((at.n * p.o + channel) * p.oh + at.top) * p.ow + at.left;
     bias = biases && exists ? biases[channel] : 0.0f;
@@ -509,7 +530,7 @@ struct OutputTile {
     for (int s = 0; s < EXTENT; ++s) {
       float m[EXTENT];
 #pragma unroll
-      for (int r = 0; r < EXTENT; ++r) m[r] = sums[(r * EXTENT + s) * CHANNEL_LANES * TILE_N];
+      for (int r = 0; r < EXTENT; ++r) m[r] = sums[(r * EXTENT + s) * CHANNEL_LANES * PART_TILES];
       Winograd<OUTPUT>::output(m, half[s]);
     }
 #pragma unroll
@@ -537,12 +558,12 @@ __device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, in
                                             const float* bias, const float* residual, float* out) {
   const Lane lane;
   const Share share(lane);
-  OutputTile tile{TilePlace(g, part, share.tile), part % g.blocks * TILE_M};
-  tile.load(p, share.channel_of_part(0), bias, residual);
   // The last part's last round may still be read where this one's first is written. With more
   // steps than stages no warp gets here before all have begun this part.
-  if (ROUNDS % 2 && g.steps <= TILE_STAGES) multipliers_barrier();
+  if (g.steps <= STAGES) multipliers_barrier();
   write_sums(shared, sums, lane, 0);
+  OutputTile tile{TilePlace(g, part, share.tile)};
+  tile.load(p, share.channel_of_part(0), bias, residual);
   multipliers_barrier();
 #pragma unroll
   for (int round = 0; round < ROUNDS; ++round) {
@@ -550,7 +571,7 @@ __device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, in
     // One barrier per round: the other buffer was read before the last one.
     if (!last) write_sums(shared, sums, lane, round + 1);
     if (share.is_in(round)) {
-      const int unit = first_unit(round) % TILE_UNITS + share.unit;
+      const int unit = first_unit(round) % BUFFER_UNITS + share.unit;
       tile.write(p, &shared.sums[unit][0][share.channel][column_of(share.channel, share.tile)],
                  out);
     }
@@ -561,33 +582,21 @@ __device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, in
   }
 }
 
-#if TILE_CLUSTER > 1
-#define IN_CLUSTER __cluster_dims__(TILE_CLUSTER, 1, 1)
-#else
-#define IN_CLUSTER
-#endif
-
-// Grid: a CTA on each SM, or a cluster per part if there are fewer.
-extern "C" __global__ void __launch_bounds__(MULTIPLIERS + PRODUCERS, 1) IN_CLUSTER
+// Grid: a CTA on each SM, or one per part if there are fewer.
+extern "C" __global__ void __launch_bounds__(MULTIPLIERS + PRODUCERS, 1)
 winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weight,
                     const float* __restrict__ bias, const float* residual, float* out,
                     const ConvShape p, const WinogradParts g) {
   extern __shared__ __align__(128) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < TILE_STAGES; ++stage) {
+    for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(shared_address(&shared.stages[stage].full), 1 + TEAM);
-      mbarrier_init(shared_address(&shared.stages[stage].empty), TILE_CLUSTER * WARPS);
+      mbarrier_init(shared_address(&shared.stages[stage].empty), WARPS);
     }
     mbarrier_init_fence();
   }
-  if (TILE_CLUSTER == 1) {
-    __syncthreads();
-  } else {
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
-  }
+  __syncthreads();
   wait_for_previous_launch();
   if (threadIdx.x < PRODUCERS) {
     release_registers<PRODUCER_REGISTERS>();
@@ -596,15 +605,9 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   }
   acquire_registers<MULTIPLIER_REGISTERS>();
   StageState state;
-  for (int part = first_part(); part < g.parts; part += parts_at_once()) {
+  for (int part = blockIdx.x; part < g.parts; part += gridDim.x) {
     Sums sums;
     multiply_steps(sums, shared, state, g.steps);
     finish_part(shared, sums, part, p, g, bias, residual, out);
-  }
-  // A CTA must not end while others still arrive at its mbarriers.
-  if (TILE_CLUSTER > 1) {
-    __syncwarp();
-    cluster_arrive_relaxed();
-    cluster_wait();
   }
 }
