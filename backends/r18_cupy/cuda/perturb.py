@@ -90,7 +90,6 @@ class Rule:
 # By the beginning of the instruction; the first match decides. None: no delay.
 INSTRUCTIONS: dict[str, Rule | None] = {
     "mbarrier.try_wait": Rule("wait", False, True),  # in a loop: a delay before it only adds polls
-    "mbarrier.test_wait": Rule("wait", True, True),
     "mbarrier.arrive": Rule("arrive", True, True),
     "mbarrier.init": Rule("fence", True, False),
     "fence.mbarrier_init": Rule("fence", True, False),

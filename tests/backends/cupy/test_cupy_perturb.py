@@ -89,8 +89,8 @@ CALLERS = ("await_copies", "fence_accumulator", "fence_registers")
 
 
 def test_a_new_instruction_needs_a_rule() -> None:
-    text = 'void f() {\n  asm volatile("mbarrier.inval.b64 [%0];" ::"r"(a));\n}\n'
-    with pytest.raises(SiteError, match=r"x\.cuh:2: the instruction 'mbarrier\.inval\.b64'"):
+    text = 'void f() {\n  asm volatile("mbarrier.test_wait.b64 p, [%0], %1;" ::"r"(a));\n}\n'
+    with pytest.raises(SiteError, match=r"x\.cuh:2: the instruction 'mbarrier\.test_wait\.b64'"):
         sites(text, "x.cuh")
 
 

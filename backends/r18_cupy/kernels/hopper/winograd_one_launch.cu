@@ -217,19 +217,6 @@ struct InputTile {
   }
 };
 
-// Whether the mbarrier's phase of this parity has completed, as far as this thread sees.
-__device__ __forceinline__ bool mbarrier_completed(unsigned mbarrier, unsigned phase) {
-  unsigned completed;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}"
-      : "=r"(completed)
-      : "r"(mbarrier), "r"(phase)
-      : "memory");
-  return completed;
-}
-
 __device__ __forceinline__ void produce(Shared& shared, const float* x, const float* weight,
                                         const ConvShape& p, const WinogradParts& g) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -261,19 +248,7 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
 #pragma unroll 1
   for (; part < g.parts; state.advance(TEAMS)) {
     float half[EXTENT][EXTENT];  // Bᵀ d, transposed
-    Stage& stage = *reinterpret_cast<Stage*>(reinterpret_cast<char*>(&shared) + state.offset);
-    const unsigned full = shared_address(&stage.full), empty = shared_address(&stage.empty);
-    const auto copy_filters = [&](const char* filters) {
-      if (leads && lane == 0) {
-        mbarrier_arrive_expect_tx(full, FILTER_BYTES);
-        bulk_load(shared_address(stage.filters), filters, FILTER_BYTES, full);
-      }
-    };
-    // Each stage is empty at first: what is asked for is the phase before the first, which is over.
-    // NOTE: the copy takes about as long as the transform, so it starts ahead of it if it can.
-    const bool is_empty = __all_sync(~0u, mbarrier_completed(empty, state.phase ^ 1));
     const char* const filters = next_filters;
-    if (is_empty) copy_filters(filters);
     next_filters += TEAMS * FILTER_BYTES;
     step += TEAMS;
     // What is loaded now arrives until the team's next step.
@@ -289,9 +264,13 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
       for (int i = 0; i < InputTile::LOADS; ++i) tile.transform(i, half);
       load(false);
     }
-    if (!is_empty) {
-      mbarrier_wait(empty, state.phase ^ 1);
-      copy_filters(filters);
+    // Each stage is empty at first: the wait is for the phase before the first, which is over.
+    Stage& stage = *reinterpret_cast<Stage*>(reinterpret_cast<char*>(&shared) + state.offset);
+    mbarrier_wait(shared_address(&stage.empty), state.phase ^ 1);
+    const unsigned full = shared_address(&stage.full);
+    if (leads && lane == 0) {
+      mbarrier_arrive_expect_tx(full, FILTER_BYTES);
+      bulk_load(shared_address(stage.filters), filters, FILTER_BYTES, full);
     }
     float* const out = &stage.pixels[0][k][swapped_column(lane % PART_TILES)];
 #pragma unroll
