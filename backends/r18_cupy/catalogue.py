@@ -23,7 +23,6 @@ from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import (
     implicit_gemm_wgmma_pingpong_kernels,
 )
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
-from r18_cupy.hopper.winograd_one_launch import winograd_one_launch_kernels
 from r18_cupy.integers.catalogue import integer_kernels
 from r18_cupy.integers.stem_wgmma import stem_wgmma_kernels
 from r18_cupy.kernel import CudaKernel
@@ -54,7 +53,6 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *implicit_gemm_mma_kernels(),
         *grouped_mma_kernels(),
         *winograd_kernels(),
-        *winograd_one_launch_kernels(),
         *implicit_gemm_kernels(),
         *im2col_kernels(),
         *(DirectTiled(precision) for precision in PRECISIONS),
