@@ -396,6 +396,17 @@ def test_a_whole_network_is_planned_in_nhwc(sm: str) -> None:
         assert plan.steps[-1].kernel.algorithm == ("warp_dot" if batch == 1 else "tiled")
 
 
+@pytest.mark.parametrize("batch", [1, 8, 256])
+def test_downsampling_runs_beside_the_first_convolution_of_its_block(batch: int) -> None:
+    """Whatever its size; of 16 bits only where it has few outputs."""
+    options = CompileOptions(precision="fp8", batch=batch)
+    plan = make_plan(On((9, 0)), scaled(fuse(resnet18(), "all")), options)
+    found = [step.name for step in plan.steps if step.beside]
+    assert found == [f"layer{layer}.0.downsample.0" for layer in (2, 3, 4)]
+    large = plan.steps[[step.name for step in plan.steps].index(found[0])].problem
+    assert On((9, 0)).beside(large, large, "fp16") == (batch == 1)
+
+
 def test_the_tiny_network_has_a_plan_too() -> None:
     options = CompileOptions(precision="fp8")
     plan = make_plan(On((9, 0)), scaled(fuse(tiny(), "all")), options)
