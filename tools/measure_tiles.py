@@ -29,12 +29,13 @@ from r18.bench.tuning import Range
 from r18.cli.app import REFUSED
 from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
-from r18.graph.ops import AvgPoolLinear, Conv2d, ConvMaxPool, Problem
+from r18.graph.all_ops import CLASSIFIERS
+from r18.graph.ops import Conv2d, ConvMaxPool, Problem
 from r18.graph.passes import fuse, fuse_pairs
 from r18.graph.quantize import quantized
-from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConv2d
+from r18.graph.quantized import QuantizedConv2d
 from r18.graph.resnet import network
-from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConv2d
+from r18.graph.scaled import ScaledConv2d
 from r18.graph.scaling import scaled
 from r18.report.tables import Table
 
@@ -75,8 +76,7 @@ def problems(batches: Iterable[int]) -> list[Problem]:
     """The network's distinct convolutions in plans at fusion level `all`, and its classifier with
     the pooling before it."""
     fused = fuse(network("resnet18"), "all")
-    of_floats = (Conv2d, ConvMaxPool, AvgPoolLinear)
-    of_bytes = (QuantizedConv2d, QuantizedAvgPoolLinear, ScaledConv2d, ScaledAvgPoolLinear)
+    ops = (Conv2d, ConvMaxPool, QuantizedConv2d, ScaledConv2d, *CLASSIFIERS)
     schedules = (fused, quantized(fused), scaled(fused))
     found = (
         problem
@@ -84,7 +84,7 @@ def problems(batches: Iterable[int]) -> list[Problem]:
         for plain in schedules
         for schedule in (plain, fuse_pairs(plain))
         for problem in schedule.problems(batch).values()
-        if isinstance(problem.op, (*of_floats, *of_bytes))
+        if isinstance(problem.op, ops)
     )
     return list(dict.fromkeys(found))
 

@@ -29,10 +29,10 @@ from r18.backend import (
 )
 from r18.backend import Backend as BackendBase
 from r18.errors import BackendUnavailable
-from r18.graph.ops import AvgPoolLinear, Conv2d, Problem
+from r18.graph.all_ops import CLASSIFIERS
+from r18.graph.ops import Conv2d, Problem
 from r18.graph.precision import FP8, FP32, INT8
-from r18.graph.quantized import QuantizedAvgPoolLinear
-from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConv2d
+from r18.graph.scaled import ScaledConv2d
 from r18.graph.schedule import Schedule
 from r18.machine import has_cuda_driver
 from r18_cupy.cuda.device import CupyMemory
@@ -106,11 +106,9 @@ class Backend(BackendBase):
         `implicit_gemm_wgmma_halo` for a few images, else None.
         """
         found = self._tuned.best(problem, precision) if self._tuned else None
-        classifiers = AvgPoolLinear | QuantizedAvgPoolLinear | ScaledAvgPoolLinear
-        classifier = isinstance(problem.op, classifiers)
         if (
             found is None
-            and classifier
+            and isinstance(problem.op, CLASSIFIERS)
             and problem.batch > FUSED_CLASSIFIER.get(precision, problem.batch)
         ):
             return Apart()

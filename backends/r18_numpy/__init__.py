@@ -15,10 +15,9 @@ import numpy as np
 
 from r18.backend import Apart, DeviceInfo, Fastest, Kernel
 from r18.backend import Backend as BackendBase
-from r18.graph.ops import AvgPoolLinear, Problem
+from r18.graph.all_ops import CLASSIFIERS, STEMS
+from r18.graph.ops import Problem
 from r18.graph.precision import FP32, FP64
-from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConvMaxPool
-from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConvMaxPool
 from r18_numpy.classifier import classifier_kernels
 from r18_numpy.conv import conv_kernels
 from r18_numpy.others import other_kernels
@@ -40,9 +39,7 @@ class Backend(BackendBase):
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
         """Fused poolings save nothing here: plans that do not ask for them keep every value."""
-        stems = QuantizedConvMaxPool | ScaledConvMaxPool
-        classifiers = AvgPoolLinear | QuantizedAvgPoolLinear | ScaledAvgPoolLinear
-        return Apart() if isinstance(problem.op, stems | classifiers) else None
+        return Apart() if isinstance(problem.op, (*STEMS, *CLASSIFIERS)) else None
 
 
 @cache

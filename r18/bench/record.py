@@ -19,11 +19,9 @@ from r18.bench.baselines import PEERS
 from r18.bench.roofline import Ceilings, Limit, algorithm_of, limits, multiplying_less
 from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
-from r18.graph.ops import AvgPoolLinear, ConvMaxPool, Op
+from r18.graph.all_ops import CLASSIFIERS, STEMS
 from r18.graph.precision import PRECISIONS
-from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConvMaxPool
 from r18.graph.resnet import network
-from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConvMaxPool
 from r18.records.kinds import Bench, BenchGroup
 
 WHAT = "bench"
@@ -108,19 +106,12 @@ def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return sorted(groups.values(), key=place)
 
 
-FUSED: tuple[tuple[type[Op], ...], ...] = (
-    (ConvMaxPool, QuantizedConvMaxPool, ScaledConvMaxPool),
-    (AvgPoolLinear, QuantizedAvgPoolLinear, ScaledAvgPoolLinear),
-)
-"""The ops of two steps that a plan may fuse: of floats, of integers, of e4m3 numbers."""
-
-
 def fused_ops(row: Mapping[str, Any]) -> frozenset[str]:
     """The names of the fused ops in a row's program: those of floats, whatever the precision."""
     kernels = row.get("kernels") or {}
     return frozenset(
         names[0]
-        for names in (tuple(op.name for op in ops) for ops in FUSED)
+        for names in (tuple(op.name for op in ops) for ops in (STEMS, CLASSIFIERS))
         if any(f"/{name}/" in kernel for kernel in kernels for name in names)
     )
 
