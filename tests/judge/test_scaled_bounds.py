@@ -185,10 +185,8 @@ def test_the_bound_of_one_product_of_a_mean() -> None:
     case = Case(Problem(op, (x.shape,)), FP8, (x,), weights)
     y = reference(case.problem, *case.wide())
     assert y.item() == 2 * 5 * 3.625 + 0.25
-    off, after = (
-        gamma(3, U) * 3.625,
-        gamma(4, U),
-    )  # of two terms: their sum, and up to two roundings
+    off = gamma(3, U) * 3.625  # of two terms: their sum, and up to two roundings
+    after = gamma(4, U)
     products = 5 * (3.625 + off)
     size = 2 * products + 0.25
     expected = (1 + after) * 2 * (gamma(1, U) * products + 5 * off) + after * size

@@ -595,11 +595,11 @@ def _of_means(case: Case, contract: RoundingContract, y: Array, kept: str) -> Bo
     m = reference(pooling, *of_gap.wide())
     of_mean = mean(of_gap, one, m)
     off = np.where(np.isfinite(m), np.broadcast_to(of_mean.largest, m.shape), 0.0)
-    finite = np.abs(np.where(np.isfinite(m), m, 0.0)) + off
     if isinstance(layer.op, ScaledLinear):
         # No mean of e4m3 numbers overflows in float32.
         of_layer = replace(case, problem=layer, inputs=(m,))
         return scaled_sum(of_layer, replace(contract, algorithm="scaled_sum"), y, off)
+    finite = np.abs(np.where(np.isfinite(m), m, 0.0)) + off
     (_, (weight, *_)) = finite_part(case)
     moved = off @ np.abs(weight).T
     inputs = (np.where(np.isfinite(m), finite, m),)

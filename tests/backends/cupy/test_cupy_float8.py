@@ -401,10 +401,10 @@ def test_downsampling_runs_beside_the_first_convolution_of_its_block(batch: int)
     """Whatever its size; of 16 bits only where it has few outputs."""
     options = CompileOptions(precision="fp8", batch=batch)
     plan = make_plan(On((9, 0)), scaled(fuse(resnet18(), "all")), options)
-    found = [step.name for step in plan.steps if step.beside]
-    assert found == [f"layer{layer}.0.downsample.0" for layer in (2, 3, 4)]
-    large = plan.steps[[step.name for step in plan.steps].index(found[0])].problem
-    assert On((9, 0)).beside(large, large, "fp16") == (batch == 1)
+    seconds = [step for step in plan.steps if step.beside]
+    assert [step.name for step in seconds] == [f"layer{n}.0.downsample.0" for n in (2, 3, 4)]
+    largest = seconds[0].problem
+    assert On((9, 0)).beside(largest, largest, "fp16") is (batch == 1)
 
 
 def test_the_tiny_network_has_a_plan_too() -> None:

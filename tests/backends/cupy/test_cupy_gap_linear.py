@@ -157,7 +157,7 @@ def test_means_of_e4m3_stay_in_float32() -> None:
 
 
 def test_sums_of_that_many_e4m3_numbers_are_exact_in_float32() -> None:
-    """Multiples of the smallest number, of which float32 counts 2²⁴."""
+    """All are multiples of the smallest, and float32 holds every multiple of it up to 2²⁴."""
     numbers = np.arange(127, dtype=np.uint8).view(E4M3).astype(np.float64)
     least, most = numbers[1], numbers[-1]
     assert (numbers % least == 0).all()
