@@ -27,6 +27,9 @@ Semantics of the ops (a kernel documents only differences, and may not differ in
   declares (to store it before or after the maximum is the same, since rounding keeps order).
   Outside the convolution's output is padding of the pool: it never wins, whatever the
   convolution would give there. A kernel of it is optional; see `r18.runtime.fusing`.
+- ConvProjection is its projection of the second input, and then its convolution, which adds it: one
+  sum of both convolutions' products and biases, and ReLU. The projection is not rounded to storage
+  in between. A kernel of it is optional; see `r18.runtime.fusing`.
 - GlobalAvgPool: the sum over height and width divided by height·width.
 - AvgPoolLinear is its pooling and then its linear layer. Its means may be kept in the accumulator
   or rounded to storage, as the contract declares. A kernel of it is optional; see

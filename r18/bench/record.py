@@ -19,7 +19,7 @@ from r18.bench.baselines import PEERS
 from r18.bench.roofline import Ceilings, Limit, algorithm_of, limits, multiplying_less
 from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
-from r18.graph.all_ops import CLASSIFIERS, STEMS
+from r18.graph.all_ops import CLASSIFIERS, SHORTCUTS, STEMS
 from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import network
 from r18.records.kinds import Bench, BenchGroup
@@ -111,7 +111,7 @@ def fused_ops(row: Mapping[str, Any]) -> frozenset[str]:
     kernels = row.get("kernels") or {}
     return frozenset(
         names[0]
-        for names in (tuple(op.name for op in ops) for ops in (STEMS, CLASSIFIERS))
+        for names in (tuple(op.name for op in ops) for ops in (STEMS, SHORTCUTS, CLASSIFIERS))
         if any(f"/{name}/" in kernel for kernel in kernels for name in names)
     )
 

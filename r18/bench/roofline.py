@@ -229,9 +229,8 @@ def limits(
 def moved_nbytes(problem: Problem, precision: Precision) -> int:
     """Bytes that any kernel must read and write: inputs, weights, output, once each."""
     op = problem.op
-    covered = [op.covered(*problem.inputs), *map(math.prod, problem.inputs[1:])]
-    dtypes = precision.input_dtypes(op)
-    read = sum(size * dtype.itemsize for size, dtype in zip(covered, dtypes, strict=True))
+    sizes = zip(op.covered(*problem.inputs), precision.input_dtypes(op), strict=True)
+    read = sum(size * dtype.itemsize for size, dtype in sizes)
     weights = sum(
         math.prod(spec.shape) * precision.weight_dtype(spec).itemsize for spec in op.weights()
     )

@@ -42,6 +42,7 @@ from r18.graph.ops import (
     AvgPoolLinear,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     Layout,
     Linear,
     Op,
@@ -62,6 +63,7 @@ from r18.graph.schedule import Schedule
 TUNED_OPS: tuple[type[Op], ...] = (
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     Linear,
     AvgPoolLinear,
     QuantizedConv2d,
@@ -184,19 +186,22 @@ class Range:
     def chains(self, links: Sequence[Link]) -> list[Chain]:
         """Kernels that each read the previous one's output, on each of the copies.
 
-        Their weights are random.
+        It is their last input, as the problem's last input is the first kernel's; any other is the
+        problem's own. Their weights are random.
         """
         memory, rng = self.backend.memory, np.random.default_rng(0)
         kernel, part = links[0]
-        held = list(self._inputs_in(input_layout(kernel, part)))
+        held = [inputs[-1] for inputs in self._inputs_in(input_layout(kernel, part))]
         launches: list[list[Launch]] = [[] for _ in held]
         for kernel, part in links:
             prepared = prepared_at_random(kernel, part, rng)
             workspace = memory.empty(kernel.workspace(part))
-            for place, inputs in enumerate(held):
-                output = self._output(part)
-                launches[place].append(Launch(kernel, part, inputs, prepared, output, workspace))
-                held[place] = (output,)
+            own = self._inputs_in(input_layout(kernel, part)) if len(part.inputs) > 1 else None
+            for place, made in enumerate(held):
+                inputs = (*own[place][: len(part.inputs) - 1], made) if own else (made,)
+                held[place] = self._output(part)
+                launch = Launch(kernel, part, inputs, prepared, held[place], workspace)
+                launches[place].append(launch)
         return [Chain(tuple(found)) for found in launches]
 
     def measure(self, launches: Sequence[Launch | Chain], count: int, repeat: int) -> float:
@@ -344,6 +349,8 @@ def _timings(backend: Backend, problem: Problem, name: str) -> list[Timing]:
 
 def _apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> list[Timing]:
     """The two ops of a problem by their own kernels, as a plan has them; nothing where it cannot.
+
+    Two that a plan may run at the same time run one after the other here.
 
     The convolution that is fastest by itself, or each kernel of a first op that is not tuned, each
     kernel of the second op behind it, and relayouts where layouts meet; of inputs that lie in the

@@ -11,7 +11,7 @@ import typer
 from tabulate import tabulate
 
 from r18.cli.options import AsJson, ImageSize, NetworkName, chosen_schedule
-from r18.graph.ops import AvgPoolLinear, Conv2d, ConvMaxPool, MaxPool2d, Op
+from r18.graph.ops import AvgPoolLinear, Conv2d, ConvMaxPool, ConvProjection, MaxPool2d, Op
 from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.schedule import Schedule
 
@@ -85,7 +85,7 @@ def rows(schedule: Schedule, batch: int) -> list[dict[str, Any]]:
 
 def _label(op: Op) -> str:
     """The op's label, with window and stride: `conv2d 3×3/2`; of each of two ops."""
-    if isinstance(op, ConvMaxPool | AvgPoolLinear):
+    if isinstance(op, ConvMaxPool | ConvProjection | AvgPoolLinear):
         return " + ".join(map(_label, op.parts))
     if not isinstance(op, Conv2d | MaxPool2d):
         return op.label

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from r18.graph.ops import OPS, AvgPoolLinear, ConvMaxPool, Op
+from r18.graph.ops import OPS, AvgPoolLinear, ConvMaxPool, ConvProjection, Op
 from r18.graph.quantized import QUANTIZED_OPS, QuantizedAvgPoolLinear, QuantizedConvMaxPool
 from r18.graph.scaled import SCALED_OPS, ScaledAvgPoolLinear, ScaledConvMaxPool
 
@@ -13,4 +13,7 @@ STEMS: tuple[type[Op], ...] = (ConvMaxPool, QuantizedConvMaxPool, ScaledConvMaxP
 CLASSIFIERS: tuple[type[Op], ...] = (AvgPoolLinear, QuantizedAvgPoolLinear, ScaledAvgPoolLinear)
 """Global average pooling and its linear layer as one op."""
 
-__all__ = ["ALL_OPS", "CLASSIFIERS", "STEMS"]
+SHORTCUTS: tuple[type[Op], ...] = (ConvProjection,)
+"""A block's last convolution and its projection shortcut as one op."""
+
+__all__ = ["ALL_OPS", "CLASSIFIERS", "SHORTCUTS", "STEMS"]

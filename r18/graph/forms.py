@@ -30,7 +30,7 @@ class ConvForm(Op):
     def macs(self, *inputs: Shape) -> int:
         return self.conv.macs(*inputs)
 
-    def covered(self, *inputs: Shape) -> int:
+    def covered(self, *inputs: Shape) -> tuple[int, ...]:
         return self.conv.covered(*inputs)
 
 
@@ -81,8 +81,8 @@ class ConvMaxPoolForm(Op):
         self.infer(*inputs)
         return self.conv.macs(*inputs)
 
-    def covered(self, *inputs: Shape) -> int:
-        return covered_by((self.conv.conv, self.pool), inputs[0])
+    def covered(self, *inputs: Shape) -> tuple[int, ...]:
+        return (covered_by((self.conv.conv, self.pool), inputs[0]),)
 
 
 class AvgPoolLinearForm(Op):

@@ -13,7 +13,7 @@ import numbers
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -132,9 +132,9 @@ class Op(ABC):
         """Multiply-accumulates; 0 for everything but convolution and linear, as is usual."""
         return 0
 
-    def covered(self, *inputs: Shape) -> int:
-        """The elements of the first input that are read; strides may leave gaps between windows."""
-        return math.prod(inputs[0])
+    def covered(self, *inputs: Shape) -> tuple[int, ...]:
+        """The elements of each input that are read; strides may leave gaps between windows."""
+        return tuple(map(math.prod, inputs))
 
     @property
     def extras(self) -> Mapping[str, str]:
@@ -330,8 +330,8 @@ class Conv2d(Op):
     def macs(self, *inputs: Shape) -> int:
         return math.prod(self.infer(*inputs)) * self.depth
 
-    def covered(self, *inputs: Shape) -> int:
-        return covered_by((self,), inputs[0])
+    def covered(self, *inputs: Shape) -> tuple[int, ...]:
+        return covered_by((self,), inputs[0]), *map(math.prod, inputs[1:])
 
 
 @dataclass(frozen=True)
@@ -429,8 +429,8 @@ class MaxPool2d(Op):
         ow = _window(w, self.kernel_size[1], self.stride[1], self.padding[1], "maxpool2d width")
         return (n, c, oh, ow)
 
-    def covered(self, *inputs: Shape) -> int:
-        return covered_by((self,), inputs[0])
+    def covered(self, *inputs: Shape) -> tuple[int, ...]:
+        return (covered_by((self,), inputs[0]),)
 
 
 @dataclass(frozen=True)
@@ -477,8 +477,89 @@ class ConvMaxPool(Op):
         self.infer(*inputs)
         return self.conv.macs(*inputs)
 
-    def covered(self, *inputs: Shape) -> int:
-        return covered_by((self.conv, self.pool), inputs[0])
+    def covered(self, *inputs: Shape) -> tuple[int, ...]:
+        return (covered_by((self.conv, self.pool), inputs[0]),)
+
+
+@dataclass(frozen=True)
+class ConvProjection(Op):
+    """A convolution whose residual is the projection of a second input, by a convolution too.
+
+    y = act(conv(x, w) + bias + projection(z, v) + projection's bias): the last convolution of a
+    block and its projection shortcut (He et al., arXiv:1512.03385, §3.3) as one sum. Its inputs
+    are x and z; its weights are the convolution's and then the projection's. No fusion level asks
+    for it: a plan takes it where the backend has a kernel for it (`r18.runtime.fusing`).
+
+    conv:       with `residual`, which is what the projection makes.
+    projection: as many output channels, without residual and ReLU.
+    """
+
+    name: ClassVar[str] = "conv2d_projection"
+    optional: ClassVar[bool] = True
+
+    conv: Conv2d
+    projection: Conv2d
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.conv, Conv2d) and isinstance(self.projection, Conv2d)):
+            given = f"{type(self.conv).__name__} and {type(self.projection).__name__}"
+            raise ShapeError(f"{self.name} is made of two Conv2d, got {given}")
+        if not self.conv.residual:
+            raise ShapeError(f"{self.name}: the convolution adds a residual, got {self.conv.label}")
+        if self.projection.residual or self.projection.relu:
+            raise ShapeError(
+                f"{self.name}: the projection has neither residual nor ReLU, "
+                f"got {self.projection.label}"
+            )
+        if self.conv.out_channels != self.projection.out_channels:
+            raise ShapeError(
+                f"{self.name}: convolution and projection have as many output channels, got "
+                f"{self.conv.out_channels} and {self.projection.out_channels}"
+            )
+
+    @property
+    def arity(self) -> int:
+        return 2
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.projection, self.conv
+
+    @property
+    def relu(self) -> bool:
+        return self.conv.relu
+
+    @property
+    def depth(self) -> int:
+        """K, the number of products in each output, of both convolutions."""
+        return self.conv.depth + self.projection.depth
+
+    @property
+    def extras(self) -> Mapping[str, str]:
+        return {**self.projection.extras, **self.conv.extras}
+
+    @property
+    def label(self) -> str:
+        return f"{self.conv.label}+{self.projection.label}"
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        of_projection = (
+            replace(spec, role=f"projection_{spec.role}") for spec in self.projection.weights()
+        )
+        return (*self.conv.weights(), *of_projection)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        x, z = inputs
+        return self.conv.infer(x, self.projection.infer(z))
+
+    def macs(self, *inputs: Shape) -> int:
+        self.infer(*inputs)
+        x, z = inputs
+        return self.conv.macs(x, self.projection.infer(z)) + self.projection.macs(z)
+
+    def covered(self, *inputs: Shape) -> tuple[int, ...]:
+        return covered_by((self.conv,), inputs[0]), covered_by((self.projection,), inputs[1])
 
 
 @dataclass(frozen=True)
@@ -686,7 +767,7 @@ OPS: dict[str, type[Op]] = {
     op.name: op
     for op in (
         *(Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout),
-        *(ConvMaxPool, AvgPoolLinear, Normalize, MatMul),
+        *(ConvMaxPool, ConvProjection, AvgPoolLinear, Normalize, MatMul),
     )
 }
 
@@ -733,13 +814,19 @@ class Problem:
 
 @lru_cache(maxsize=1024)  # the oracle asks for those of one problem hundreds of times
 def parts_of(problem: Problem) -> tuple[Problem, ...]:
-    """The problems of an op's parts, each of what the one before it makes.
+    """The problems of an op's parts, in the order in which they are computed.
 
-    Of a `ConvMaxPool` the convolution and the pooling, of an `AvgPoolLinear` the pooling and the
-    linear layer. Raises `ShapeError` for an op without parts.
+    Each reads what the one before it makes: of a `ConvMaxPool` the convolution and the pooling, of
+    an `AvgPoolLinear` the pooling and the linear layer. Of a `ConvProjection` they are the
+    projection, and the convolution that adds what it makes. Raises `ShapeError` for an op without
+    parts.
     """
     if not problem.op.parts:
         raise ShapeError(f"{problem.op.label} has no parts: it is one op")
+    if isinstance(problem.op, ConvProjection):
+        x, z = problem.inputs
+        projection = Problem(problem.op.projection, (z,))
+        return projection, Problem(problem.op.conv, (x, projection.output))
     found: list[Problem] = []
     for part in problem.op.parts:
         found.append(Problem(part, (found[-1].output,) if found else problem.inputs))

@@ -1,4 +1,4 @@
-"""Passes over a schedule: fold BatchNorm, fuse ReLU, residual sum, pooling. Pure functions.
+"""Passes over a schedule: fold BatchNorm, fuse ReLU, residual, projection, pooling. Pure functions.
 `from_pixels` prepends the step that turns pixels into the network's input.
 
 Levels build on each other:
@@ -9,10 +9,11 @@ Levels build on each other:
 | `add_relu`     | the residual sum of a block with its ReLU                               |
 | `conv_bn_relu` | and each convolution with its BatchNorm (folded) and following ReLU     |
 | `all`          | and the residual sum and ReLU into the epilogue of a convolution        |
-| `all`, planned | and pooling with its convolution or linear layer, where a kernel exists |
+| `all`, planned | and pooling with its convolution or linear layer, and a projection with |
+|                | the convolution that adds it, where a kernel exists                     |
 
 `fuse` brings a schedule to a level, the same for every backend. The last line depends on the
-backend (`r18.runtime.fusing`), because no backend needs a kernel for fused pooling. There a
+backend (`r18.runtime.fusing`), because no backend needs a kernel for fused pairs. There a
 quantised network of pixels may begin with the integers of its pixels in the same step.
 
 A fused step keeps the name of its convolution or linear layer and makes the last step's value. Only
@@ -37,6 +38,7 @@ from r18.graph.ops import (
     BatchNorm,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Linear,
     MaxPool2d,
@@ -218,16 +220,48 @@ def fuse_classifier(
     return _merge_chains(schedule, merge)
 
 
-def fuse_pairs(
-    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, pool: True
+def fuse_projection(
+    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, projection: True
 ) -> Schedule:
-    """`fuse_pool` and `fuse_classifier`: every pair that a plan may fuse, where that is wanted."""
-    return fuse_classifier(fuse_pool(schedule, wanted), wanted)
+    """Conv2d, then Conv2d that adds it as a residual → ConvProjection, where that is wanted.
+
+    The first has neither residual nor ReLU: it is the projection of a block's shortcut. wanted:
+    asked for each such pair, with the step that would take the place of both, which keeps the
+    second one's name, and the projection's. The level stays what it is.
+    """
+
+    def merge(projection: Step, conv: Step) -> Step | None:
+        match projection.op, conv.op:
+            case Conv2d(residual=False, relu=False) as second, Conv2d(residual=True) as first:
+                x, residual = conv.inputs
+            case _:
+                return None
+        if residual != projection.output:
+            return None
+        fused = replace(
+            conv,
+            op=ConvProjection(first, second),
+            inputs=(x, *projection.inputs),
+            weights=(*conv.weights, *projection.weights),
+        )
+        return fused if wanted(fused, projection) else None
+
+    return _merge_chains(schedule, merge, sink=True)
+
+
+def fuse_pairs(
+    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, other: True
+) -> Schedule:
+    """Every pair that a plan may fuse, where that is wanted.
+
+    They are those of `fuse_pool`, `fuse_projection` and `fuse_classifier`.
+    """
+    return fuse_classifier(fuse_projection(fuse_pool(schedule, wanted), wanted), wanted)
 
 
 def fuse_ops(schedule: Schedule, names: Collection[str]) -> Schedule:
     """The pairs whose fused ops have these names, such as `conv2d_maxpool2d`, fused."""
-    return fuse_pairs(schedule, lambda fused, pool: fused.op.name in names)
+    return fuse_pairs(schedule, lambda fused, other: fused.op.name in names)
 
 
 def fuse_image(

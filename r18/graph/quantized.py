@@ -198,7 +198,7 @@ class QuantizedMaxPool2d(_OfOneImage):
     def infer(self, *inputs: Shape) -> Shape:
         return self.pool.infer(*inputs)
 
-    def covered(self, *inputs: Shape) -> int:
+    def covered(self, *inputs: Shape) -> tuple[int, ...]:
         return self.pool.covered(*inputs)
 
 

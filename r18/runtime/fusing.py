@@ -10,8 +10,10 @@ At level `all` a plan fuses a convolution with the max-pooling of what it makes,
   two ops are faster apart (`r18.backend.Apart`).
 
 It fuses global average pooling with the linear layer behind it by the same rules, with the layer in
-place of the convolution. Here a tap of the means keeps the two apart, because every network has
-them as its checkpoint `gap`; what a convolution makes is no checkpoint at this level.
+place of the convolution, and the projection of a block's shortcut with the convolution that adds
+it, with the projection in place of the pooling. Here a tap of the means, or of the projection,
+keeps the two apart: every network has the means as its checkpoint `gap`, and PyTorch's module path
+of a shortcut is a checkpoint too. A convolution that is pooled makes no checkpoint at this level.
 
 A quantised network then fuses the step that makes integers of its image, of numbers or of pixels,
 into such a convolution, by the same rules, and so does a scaled one the step that makes e4m3
@@ -30,13 +32,21 @@ from r18.graph.ops import (
     AvgPoolLinear,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Linear,
     MaxPool2d,
     Op,
     Problem,
 )
-from r18.graph.passes import from_pixels, fuse, fuse_classifier, fuse_image, fuse_pool
+from r18.graph.passes import (
+    from_pixels,
+    fuse,
+    fuse_classifier,
+    fuse_image,
+    fuse_pool,
+    fuse_projection,
+)
 from r18.graph.quantized import (
     Quantize,
     QuantizedAvgPoolLinear,
@@ -61,12 +71,13 @@ PARTS: dict[type[Op], tuple[type[Op], type[Op]]] = {
     ConvMaxPool: (Conv2d, MaxPool2d),
     QuantizedConvMaxPool: (QuantizedConv2d, QuantizedMaxPool2d),
     ScaledConvMaxPool: (ScaledConv2d, MaxPool2d),
+    ConvProjection: (Conv2d, Conv2d),
     AvgPoolLinear: (Linear, GlobalAvgPool),
     QuantizedAvgPoolLinear: (QuantizedLinear, QuantizedGlobalAvgPool),
     ScaledAvgPoolLinear: (ScaledLinear, ScaledGlobalAvgPool),
 }
 """The ops whose steps are fused, by the fused op: the one whose name the step keeps (a convolution
-or linear layer), and the pooling."""
+or linear layer), and the other (the pooling or projection)."""
 
 
 def schedule_for(backend: Backend, schedule: Schedule, options: CompileOptions) -> Schedule:
@@ -93,17 +104,19 @@ def schedule_for(backend: Backend, schedule: Schedule, options: CompileOptions) 
         return _Question(backend, options, fused.name, other.name, problem)
 
     tapped = {schedule.taps[tap] for tap in options.taps if tap in schedule.taps}
-    schedule = fuse_pool(schedule, lambda fused, pool: asked(fused, pool).pools())
-    schedule = fuse_classifier(
-        schedule, lambda fused, pool: pool.output not in tapped and asked(fused, pool).pools()
-    )
+
+    def untapped(fused: Step, other: Step) -> bool:
+        return other.output not in tapped and asked(fused, other).fuses()
+
+    schedule = fuse_pool(schedule, lambda fused, pool: asked(fused, pool).fuses())
+    schedule = fuse_classifier(fuse_projection(schedule, untapped), untapped)
     return fuse_image(schedule, lambda fused, image: asked(fused, image).takes_image())
 
 
 def keeping_pools(schedule: Schedule) -> dict[str, str]:
     """Kernel overrides under which a plan stores what each convolution makes, to be tapped.
 
-    The means of global pooling need none: to tap them is enough.
+    The means of global pooling and projections need none: to tap them is enough.
     """
     pools = MaxPool2d | QuantizedMaxPool2d
     return {step.name: "*" for step in schedule.steps if isinstance(step.op, pools)}
@@ -119,7 +132,7 @@ class _Question:
     """Whether two steps, by name, are better one step that computes the problem.
 
     kept: the step whose name the one step has, of a convolution or linear layer. other: the
-    pooling's, or the one that makes integers or e4m3 numbers of the image.
+    pooling's, the projection's, or the one that makes integers or e4m3 numbers of the image.
     """
 
     backend: Backend
@@ -128,10 +141,10 @@ class _Question:
     other: str
     problem: Problem
 
-    def pools(self) -> bool:
-        """Whether to fuse pooling with its convolution or linear layer."""
+    def fuses(self) -> bool:
+        """Whether to fuse a pooling, or a projection, with its convolution or linear layer."""
         overrides, fused = self.options.kernels, type(self.problem.op)
-        kept, pool = PARTS[fused]
+        kept, other = PARTS[fused]
         if self.other in overrides:
             return False
         if self.kept in overrides:
@@ -142,7 +155,7 @@ class _Question:
             return self.preferred(pattern)
         if fused.name in overrides:
             return True
-        return not {kept.name, pool.name} & overrides.keys() and self.preferred("*")
+        return not {kept.name, other.name} & overrides.keys() and self.preferred("*")
 
     def takes_image(self) -> bool:
         """Whether to fuse what makes integers or e4m3 numbers of an image with its convolution."""

@@ -106,7 +106,7 @@ def test_grouped_and_dilated_shapes_weights_and_macs_equal_pytorch(
         reads, torch.ones_like(module.weight), None, stride, padding, dilation, groups
     ).sum().backward()
     assert reads.grad is not None
-    assert op.covered(tuple(x.shape)) == int((reads.grad != 0).sum())
+    assert op.covered(tuple(x.shape)) == (int((reads.grad != 0).sum()),)
 
 
 def test_groups_and_dilation_of_1_are_in_no_name() -> None:

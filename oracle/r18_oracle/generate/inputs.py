@@ -118,11 +118,13 @@ CASES = Cases(192 << 20)  # all that is drawn, and ResNet-18's convolutions in f
 def fewest_variants(kernel: Kernel, problem: Problem, kind: str) -> int:
     """How many sets of inputs it takes to show what a kind can show."""
     if kind == "impulse":
-        return IMPULSES
+        return IMPULSES * len(spec_of(problem.op).summands(problem))
     fewest = spec_of(problem.op).variants(kind)
     if kind != "exact":
         return fewest
-    return fewest * (LONGS if _splits(kernel) else ROUNDED if _rounds(kernel) else 1)
+    if _splits(kernel):
+        return fewest * LONGS * len(spec_of(problem.op).summands(problem))
+    return fewest * (ROUNDED if _rounds(kernel) else 1)
 
 
 def _splits(kernel: Kernel) -> bool:
@@ -185,9 +187,14 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
         values = rng.integers(-max(1, most), max(1, most) + 1, shape).astype(np.float64)
         return values * (rng.random(shape) < thin)
 
-    inputs = [integers(problem.inputs[0], largest, math.sqrt(density))]
     addend = max(1, min(largest, stored // 4))
-    inputs += [integers(shape, addend) for shape in problem.inputs[1:]]
+    multiplied = {summand.input for summand in spec.summands(problem)}
+    inputs = [
+        integers(shape, largest, math.sqrt(density))
+        if place in multiplied
+        else integers(shape, addend)
+        for place, shape in enumerate(problem.inputs)
+    ]
     weights = [
         integers(shape, largest, math.sqrt(density)) * unit
         if len(shape) > 1
@@ -195,8 +202,11 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
         for shape in _shapes(problem)
     ]
     if _splits(kernel) and variant % LONGS:
-        inputs[0], weights[0] = _long(
-            problem.inputs[0], weights[0].shape, rng, room, of_weights=variant % LONGS == 2
+        summands = spec.summands(problem)
+        summand = summands[variant // LONGS % len(summands)]
+        shapes = inputs[summand.input].shape, weights[summand.weight].shape
+        inputs[summand.input], weights[summand.weight] = _long(
+            *shapes, rng, room, of_weights=variant % LONGS == 2
         )
     return spec.exact_inputs(problem.op, inputs, weights, rng, variant)
 
@@ -205,7 +215,8 @@ ROUNDED = 2
 """Variants of integers for outputs in tf32: most need no rounding; most need it."""
 
 LONGS = 3
-"""Variants of integers for split factors: both short; long pixels; long weights."""
+"""Variants of integers for the split factors of a sum of products: both short; long pixels; long
+weights."""
 
 
 def _long(
@@ -235,20 +246,23 @@ def _long(
 
 
 IMPULSES = 3
-"""Variants of impulse: one pixel and one weight; one weight; one pixel."""
+"""Variants of impulse for a sum of products: one pixel and one weight; one weight; one pixel."""
 
 
 def _impulse(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
     """One pixel and one weight whose product is in one output: an index error moves the value.
 
     Or one weight and all pixels, each different, which must come out in their places; or one pixel
-    and all weights. Split factors have values whose halves both tell one from another.
+    and all weights. The variants take several sums of products in turn. Split factors have values
+    whose halves both tell one from another.
     """
     whole = 1 + 2.0**-12 if _splits(kernel) else 1.0
     inputs = [np.zeros(shape) for shape in problem.inputs]
     weights = [np.zeros(shape) for shape in _shapes(problem)]
     spec = spec_of(problem.op)
-    met = spec.meeting(problem, rng)
+    summands = spec.summands(problem)
+    summand = summands[variant // IMPULSES % len(summands)]
+    met = spec_of(summand.problem.op).meeting(summand.problem, rng)
     if met is None:  # no weights: a single pixel, or all of them
         inputs[0][...] = _all_different(inputs[0].shape)
         if not spec.shuffles and variant % IMPULSES != 1:
@@ -256,14 +270,15 @@ def _impulse(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[
             inputs[0][pick(rng, inputs[0].shape)] = 3.0
         return tuple(inputs), ()
     pixel, weight = met
+    pixels, filters = inputs[summand.input], weights[summand.weight]
     if variant % IMPULSES == 1:
-        inputs[0][...] = _all_different(inputs[0].shape) * whole
+        pixels[...] = _all_different(pixels.shape) * whole
     else:
-        inputs[0][pixel] = 3.0
+        pixels[pixel] = 3.0
     if variant % IMPULSES == 2:
-        weights[0][...] = _all_different(weights[0].shape) * whole
+        filters[...] = _all_different(filters.shape) * whole
     else:
-        weights[0][weight] = 2.0
+        filters[weight] = 2.0
     return tuple(inputs), tuple(weights)
 
 

@@ -36,6 +36,7 @@ cut is cut on one side. That choice does not depend on the roundings.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -117,16 +118,24 @@ def _numbered(alike: Array) -> Array:
     return groups
 
 
+def _factors(
+    problem: Problem, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The pixels and weights that are multiplied, of each sum of products."""
+    summands = sum_spec(problem.op).summands(problem)
+    return [tensor for one in summands for tensor in (inputs[one.input], weights[one.weight])]
+
+
 def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> float:
     """Σ (|v|·∂(Σ S)/∂|v|)² over the pixels and weights v, with S the sums of absolute products."""
     no_kernel_running()
     spec = sum_spec(problem.op)
-    x, w = (torch.from_numpy(np.abs(array)).requires_grad_() for array in (inputs[0], weights[0]))
-    rest = tuple(torch.from_numpy(np.abs(array)) for array in weights[1:])
-    with torch.enable_grad(), threads_for(x.numel() + w.numel()):
-        total = spec.sums(problem.op, (x, *map(torch.from_numpy, inputs[1:])), (w, *rest)).sum()
-        slopes = torch.autograd.grad(total, (x, w))
-    parts = (v.detach() * slope for v, slope in zip((x, w), slopes, strict=True))
+    given = [[torch.from_numpy(np.abs(array)) for array in arrays] for arrays in (inputs, weights)]
+    factors = [factor.requires_grad_() for factor in _factors(problem, *given)]
+    with torch.enable_grad(), threads_for(sum(factor.numel() for factor in factors)):
+        total = spec.sums(problem.op, *map(tuple, given)).sum()
+        slopes = torch.autograd.grad(total, factors)
+    parts = (v.detach() * slope for v, slope in zip(factors, slopes, strict=True))
     return float(sum(part.square().sum() for part in parts))
 
 
@@ -142,10 +151,13 @@ def led(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...])
     spec = sum_spec(problem.op)
 
     def sums(power: int) -> Array:
-        x, w = (torch.from_numpy(np.abs(array) ** power) for array in (inputs[0], weights[0]))
-        rest = map(torch.from_numpy, inputs[1:])
-        with torch.inference_mode(), threads_for(x.numel() + w.numel()):
-            made = spec.sums(problem.op, (x, *rest), (w, *map(torch.from_numpy, weights[1:])))
+        given = [
+            tuple(torch.from_numpy(np.abs(array) ** power) for array in arrays)
+            for arrays in (inputs, weights)
+        ]
+        size = sum(factor.numel() for factor in _factors(problem, *given))
+        with torch.inference_mode(), threads_for(size):
+            made = spec.sums(problem.op, *given)
         return np.asarray(made.numpy())
 
     return np.asarray(sums(2) >= sums(1) ** 2 / 4)

@@ -19,6 +19,8 @@ from r18.graph.precision import E4M3, E4M3_LARGEST, holder_of, round_to_e4m3, ro
 from r18.graph.scaled import ScaledConv2d, ScaledConvMaxPool
 from r18_oracle.cases import Case
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, sum_spec
+from r18_oracle.ops.spec import Summand
+from r18_oracle.ops.table import spec_of
 
 F64 = 2.0**-53
 """The unit roundoff of the reference."""
@@ -125,11 +127,15 @@ def runs_of(case: Case, contract: RoundingContract) -> int:
     """
     if not contract.promoted:
         return 0
-    op = case.problem.op
-    conv = op.conv if isinstance(op, ConvMaxPool | ScaledConvMaxPool) else op
-    conv = conv.conv if isinstance(conv, ScaledConv2d) else conv
-    taps = math.prod(conv.kernel_size) if isinstance(conv, Conv2d) else 1
-    return taps * math.ceil(depth_of(case) / taps / contract.promoted)
+
+    def runs(problem: Problem) -> int:
+        op = problem.op
+        conv = op.conv if isinstance(op, ConvMaxPool | ScaledConvMaxPool) else op
+        conv = conv.conv if isinstance(conv, ScaledConv2d) else conv
+        taps = math.prod(conv.kernel_size) if isinstance(conv, Conv2d) else 1
+        return taps * math.ceil(spec_of(op).depth(op) / taps / contract.promoted)
+
+    return sum(runs(summand.problem) for summand in summands_of(case.problem))
 
 
 def roundoff(contract: RoundingContract) -> float:
@@ -219,7 +225,7 @@ def split_sum_error(
     """
     a, d, pair = HALF, LEAST_HALF, FACTORS[PAIR]
     count = depth_of(case)
-    total = window_sum(case.problem, np.abs(inputs[0])) + _weight_sum(weights[0])
+    total = factor_sum(case.problem, inputs, weights)
     main = (1 + a) ** 2 * products + (1 + a) * d * total + count * d**2
     cross = 2 * a * (1 + a) * products + (1 + 2 * a) * d * total + 2 * count * d**2
     runs = runs_of(case, contract)
@@ -293,9 +299,8 @@ def factor_underflow(
     else:
         return 0.0
     u_in = 0.0 if multiply is None else 2 * multiply.u
-    count = math.prod(weights[0].shape[1:])
-    total: Array = window_sum(case.problem, np.abs(inputs[0])) + _weight_sum(weights[0])
-    lost: Array = (total + count * epsilon) * (epsilon * (1 + u_in))
+    total = factor_sum(case.problem, inputs, weights)
+    lost: Array = (total + depth_of(case) * epsilon) * (epsilon * (1 + u_in))
     return lost
 
 
@@ -311,12 +316,21 @@ def factor_hazards(case: Case, contract: RoundingContract) -> Array:
     if multiply is None and not case.precision.flush_to_zero:
         return np.zeros(1, bool)
     limits = multiply or format_of(contract.accumulate)
-    (x, *_), (weight, *_) = case.wide()
+    inputs, weights = case.wide()
+    mask = np.zeros(1, bool)
+    for summand in summands_of(case.problem):
+        factors = inputs[summand.input], weights[summand.weight]
+        mask = mask | _hazards(summand.problem, *factors, limits, is_split(case))
+    return mask
+
+
+def _hazards(problem: Problem, x: Array, weight: Array, limits: Format, splits: bool) -> Array:
+    """`factor_hazards` of one sum of products of pixels x and weights."""
 
     def windows(found: Array) -> Array:
         if not found.any():
             return np.zeros(1, bool)
-        return np.asarray(window_sum(case.problem, found.astype(np.float64)) > 0)
+        return np.asarray(window_sum(problem, found.astype(np.float64)) > 0)
 
     def channels(found: Array) -> Array:
         return np.asarray(_weight_sum(found.astype(np.float64)) > 0)
@@ -327,13 +341,13 @@ def factor_hazards(case: Case, contract: RoundingContract) -> Array:
     def small(a: Array) -> Array:
         return np.asarray((a != 0) & (np.abs(a) < limits.tiny))
 
-    if is_split(case):
+    if splits:
         split: Array = windows(far(x) | np.isinf(x)) | channels(far(weight) | np.isinf(weight))
         return split
     beyond = windows(far(x)) | channels(far(weight))
     lost = windows(~np.isfinite(x)) & channels(small(weight))
-    mask: Array = beyond | lost | (windows(small(x)) & channels(~np.isfinite(weight)))
-    return mask
+    found: Array = beyond | lost | (windows(small(x)) & channels(~np.isfinite(weight)))
+    return found
 
 
 def unspecified_outputs(case: Case) -> Array | None:
@@ -341,16 +355,19 @@ def unspecified_outputs(case: Case) -> Array | None:
 
     They see fewer of their channel's non-finite weights than it has (`r18.backend.protocol`).
     """
-    op = case.problem.op
-    weight = case.wide()[1][0]
-    found = ~np.isfinite(weight)
-    if not isinstance(op, Conv2d) or not any(op.padding) or not found.any():
-        return None
-    plain = replace(op, bias=False, residual=False, relu=False)
-    shape = (1, *case.problem.inputs[0][1:])
-    seen = pre_epilogue(Problem(plain, (shape,)), (np.ones(shape),), (found.astype(np.float64),))
-    every = found.reshape(len(found), -1).sum(axis=1)[:, None, None]
-    return np.asarray(np.broadcast_to(seen < every - 0.5, case.problem.output))
+    weights = case.wide()[1]
+    masks = []
+    for summand in summands_of(case.problem):
+        op, found = summand.problem.op, ~np.isfinite(weights[summand.weight])
+        if not isinstance(op, Conv2d) or not any(op.padding) or not found.any():
+            continue
+        plain = replace(op, bias=False, residual=False, relu=False)
+        shape = (1, *summand.problem.inputs[0][1:])
+        ones = np.ones(shape)
+        seen = pre_epilogue(Problem(plain, (shape,)), (ones,), (found.astype(np.float64),))
+        every = found.reshape(len(found), -1).sum(axis=1)[:, None, None]
+        masks.append(np.broadcast_to(seen < every - 0.5, case.problem.output))
+    return np.logical_or.reduce(masks) if masks else None
 
 
 def window_sum(problem: Problem, x: Array) -> Array:
@@ -358,6 +375,20 @@ def window_sum(problem: Problem, x: Array) -> Array:
     linear."""
     no_kernel_running()
     return sum_spec(problem.op).window_sum(problem.op, x)
+
+
+def factor_sum(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
+    """Σ|x| + Σ|w| over the products of each output, in a shape that broadcasts over it."""
+    total: Array = np.zeros(1)
+    for summand in summands_of(problem):
+        pixels = window_sum(summand.problem, np.abs(inputs[summand.input]))
+        total = total + pixels + _weight_sum(weights[summand.weight])
+    return total
+
+
+def summands_of(problem: Problem) -> tuple[Summand, ...]:
+    """The sums of products in each output of a problem."""
+    return spec_of(problem.op).summands(problem)
 
 
 def over_window(op: MaxPool2d, x: Array, outside: float) -> Iterator[Array]:

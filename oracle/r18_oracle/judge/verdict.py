@@ -17,7 +17,7 @@ from r18_oracle.judge.bias import led
 from r18_oracle.judge.bounds import Bound, bound
 from r18_oracle.judge.pictures import error_map
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, reference
-from r18_oracle.judge.roundings import rounded
+from r18_oracle.judge.roundings import addends_of, rounded
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,9 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
         made = _rounded(conv, contract, reference(conv.problem, *conv.wide()))
         return reference(Problem(op.pool, (made.shape,)), (made,), ())
     if contract.stored_sum and contract.algorithm == "sum":
-        inputs, weights = case.wide()
-        total = rounded(pre_epilogue(case.problem, inputs, weights), contract.output)
-        if getattr(op, "bias", True):
-            total += weights[1][:, None, None] if total.ndim == 4 else weights[1]
-        if getattr(op, "residual", False):
-            total += inputs[1]
+        total = rounded(pre_epilogue(case.problem, *case.wide()), contract.output)
+        for addend in addends_of(case):
+            total += addend
         y = np.maximum(total, 0) if getattr(op, "relu", False) else total
     return rounded(y, contract.output)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -33,6 +34,19 @@ FORMATS = ("signed", "signed_residual", "narrow", "wide", "image", "scaled")
 """Numbers of quantised problems (`r18_oracle.ops.integers.spec`)."""
 
 
+@dataclass(frozen=True)
+class Summand:
+    """A sum of products in the outputs of another problem, as a problem of its own.
+
+    input, weight: the indices, among the other problem's inputs and weights, of the two arrays that
+    are multiplied; they are the first input and the first weight of `problem`.
+    """
+
+    problem: Problem
+    input: int = 0
+    weight: int = 0
+
+
 class OpSpec(ABC, Generic[O]):
     """What an op means to the oracle. Every method with a body is a default to override.
 
@@ -42,7 +56,7 @@ class OpSpec(ABC, Generic[O]):
     derivations: bounds for algorithms that `r18_oracle.judge.bounds` does not derive, by name:
                  functions of (case, contract, y) that return a `Bound`.
     outputs:     formats of results that its kernels declare in place of their precision's storage.
-    products:    whether its outputs are sums of products of the first input and the first weight.
+    products:    whether its outputs are sums of products of an input and a weight (`summands`).
     indexed:     whether outputs are at other indices than their inputs, so that an impulse can
                  show an index error.
     shuffles:    whether it only moves values, so that all different ones show more than an impulse.
@@ -69,6 +83,10 @@ class OpSpec(ABC, Generic[O]):
     def depth(self, op: O) -> int:
         """K, the number of products in each output; 1 for an op without products."""
         return 1
+
+    def summands(self, problem: Problem) -> tuple[Summand, ...]:
+        """The sums of products that each output adds up. Default: one, the problem's own."""
+        return (Summand(problem),)
 
     # -- problems ------------------------------------------------------------------------------
 
@@ -234,7 +252,8 @@ class SumSpec(OpSpec[O]):
 
     @abstractmethod
     def window_sum(self, op: O, x: Array) -> Array:
-        """The sum of the inputs that each output reads, in a shape that broadcasts over it."""
+        """The sum of the first input's elements that each output reads, in a shape that broadcasts
+        over it."""
 
     def cancelling(self, inputs: Arrays, weights: Arrays) -> tuple[Arrays, Arrays]:
         """Activations around 100, weights of mean zero."""
@@ -268,6 +287,7 @@ __all__ = [
     "OpSpec",
     "Rng",
     "SumSpec",
+    "Summand",
     "Tensors",
     "flags_of",
     "pick",

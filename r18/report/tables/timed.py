@@ -13,7 +13,7 @@ from r18.bench.error import NONE, error_cells
 from r18.bench.record import floors, floors_of, fused_ops, group_name, in_order
 from r18.bench.roofline import Ceilings, algorithm_of, limit
 from r18.errors import UsageError
-from r18.graph.ops import AvgPoolLinear, ConvMaxPool, Op, Problem
+from r18.graph.ops import AvgPoolLinear, ConvMaxPool, ConvProjection, Op, Problem
 from r18.graph.passes import fuse, fuse_pairs
 from r18.graph.precision import precision as precision_named
 from r18.graph.resnet import network
@@ -319,6 +319,7 @@ def _tuned(path: Path) -> TuningTable:
 
 _PAIRS: dict[type[Op], str] = {
     ConvMaxPool: " with its max-pooling",
+    ConvProjection: " with its projection",
     AvgPoolLinear: " with the pooling before it",
 }
 
@@ -326,8 +327,8 @@ _PAIRS: dict[type[Op], str] = {
 def _tuned_problems(schedule: Schedule, batch: int) -> Iterator[tuple[Problem, list[str]]]:
     """The problems of a network at level `all` that `r18 tune` measures, each with its steps.
 
-    A convolution that may be fused with its max-pooling, or a linear layer with the pooling before
-    it, appears both ways.
+    A convolution that may be fused with its max-pooling or with the projection that it adds, or a
+    linear layer with the pooling before it, appears both ways.
     """
     fused = fuse(schedule, "all")
     pairs = fuse_pairs(fused).problems(batch)
