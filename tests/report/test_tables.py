@@ -793,3 +793,22 @@ def test_a_caption_says_how_far_series_lie_apart() -> None:
     alone = [row | {"series_ms": [row["median_ms"]]} for row in rows]
     one = group | {"rows": alone}
     assert [said[-13:] for said in bench_captions([one, one])] == ["untimed ones."]
+
+
+def test_groups_of_one_day_and_set_of_versions_share_a_caption() -> None:
+    record = json.loads((ROOT / "exports" / "records" / "bench-amd-epyc-avx-512.json").read_text())
+    group = next(iter(record["groups"].values())) | {"date": "2026-01-02T03:04:05+00:00"}
+
+    def timed(**packages: str) -> dict[str, Any]:
+        rows = [{"backend": name, "kernels": [], "median_ms": 1.0} for name in packages]
+        installed = {"torch": "1.2", "openvino": "3.4", "onnxruntime": "5.6"} | packages
+        environment = group["environment"] | {"packages": installed}
+        return group | {"rows": rows, "environment": environment}
+
+    (said,) = bench_captions([timed(openvino="3.4"), timed(onnxruntime="5.6")])
+    assert "PyTorch 1.2, ONNX Runtime 5.6, OpenVINO 3.4, 2026-01-02" in said
+    (alone,) = bench_captions([timed(openvino="3.4")])
+    assert "ONNX Runtime" not in alone, "it was installed, and not timed"
+    assert len(bench_captions([timed(openvino="3.4"), timed(openvino="3.5")])) == 2
+    later = timed(openvino="3.4") | {"date": "2026-01-03T03:04:05+00:00"}
+    assert len(bench_captions([timed(openvino="3.4"), later])) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from r18.backend.tuned import Table as TuningTable
@@ -157,13 +157,15 @@ def _from_host_caption(group: Data) -> str:
 def bench_captions(groups: Iterable[Data]) -> list[str]:
     """The captions of a benchmark's groups: devices, software, dates and numbers of runs.
 
-    Groups that share all but the numbers of runs share a line, which ends with the largest spread
-    of the medians of one program's series, for r18's programs and for the baselines.
+    Groups of one machine, day and set of versions share a line. It names the libraries that were
+    timed in any of them, and ends with the largest spread of the medians of one program's series,
+    for r18's programs and for the baselines.
     """
-    alike: dict[str, list[Data]] = {}
+    alike: dict[tuple[str, int], list[Data]] = {}
     for group in groups:
-        alike.setdefault(_timing(group), []).append(group)
-    return [f"{how}{_runs(some)}{_apart(some)}." for how, some in alike.items()]
+        how = heading(group, _versions([group], LIBRARIES)), group.get("series", 1)
+        alike.setdefault(how, []).append(group)
+    return [f"{_timing(some)}{_runs(some)}{_apart(some)}." for some in alike.values()]
 
 
 def _runs(groups: Iterable[Data]) -> str:
@@ -188,13 +190,21 @@ def _apart(groups: Iterable[Data]) -> str:
     return f"; medians of single series differ by at most {said}" if said else ""
 
 
-def _timing(group: Data) -> str:
-    """How a group was timed, up to the number of runs."""
-    versions = group["environment"]["packages"]
-    timed = {"torch", *(row["backend"] for row in group["rows"])} & set(versions)
-    software = [f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed]
-    series = group.get("series", 1)
-    return f"{heading(group, software)}: medians of {f'{series} series of ' if series > 1 else ''}"
+def _timing(groups: Sequence[Data]) -> str:
+    """How groups with one caption were timed, up to the number of runs."""
+    timed = {"torch", *(row["backend"] for group in groups for row in group["rows"])}
+    how, series = heading(groups[0], _versions(groups, timed)), groups[0].get("series", 1)
+    return f"{how}: medians of {f'{series} series of ' if series > 1 else ''}"
+
+
+def _versions(groups: Sequence[Data], packages: Collection[str]) -> list[str]:
+    """The libraries among `packages` that are installed, with the version that groups share."""
+    installed = groups[0]["environment"]["packages"]
+    return [
+        f"{said} {installed[package]}"
+        for package, said in LIBRARIES.items()
+        if package in packages and package in installed
+    ]
 
 
 # -- roofline ----------------------------------------------------------------------------------
