@@ -30,7 +30,7 @@ Otherwise the first time would include host latency."""
 
 
 Data = Callable[[int, np.random.Generator], Array]
-"""Random operands of as many bytes."""
+"""A function that returns random operands of the given number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ FORMATS: dict[str, tuple[str, int, Data]] = {
     "int8": ("Bytes", 1, _bytes),
     "e4m3": ("E4m3", 1, _e4m3),
 }
-"""Of each format: the macro OPERAND of wgmma.cu and mma.cu, bytes of an operand, operands."""
+"""By format: the macro OPERAND of wgmma.cu and mma.cu, bytes of an operand, a function for
+operands."""
 K_NBYTES = 32
 """Bytes of K that one instruction of tensor cores multiplies."""
 
@@ -224,7 +225,7 @@ def _l2(l2_nbytes: int) -> Microbenchmark:
 
 
 def microbenchmarks(device: Device) -> tuple[Microbenchmark, ...]:
-    """Those that a device runs. Pure."""
+    """The microbenchmarks that a device supports. Pure."""
     every = (
         *map(_wgmma, FORMATS),
         *(_mma(name) for name in FORMATS if name != "e4m3"),  # has it from sm_89 on
@@ -242,7 +243,7 @@ def microbenchmarks(device: Device) -> tuple[Microbenchmark, ...]:
 def ceilings(
     memory: CupyMemory, stream: CupyStream, progress: Callable[[str], None]
 ) -> Iterator[Ceiling]:
-    """What the current device gives. progress: called as each measurement begins."""
+    """The ceilings measured on the current device. progress: called as each measurement begins."""
     device = _device()
     every = microbenchmarks(device)
     progress("compiling microbenchmarks")

@@ -89,7 +89,7 @@ class Backend(BackendBase):
         return None if kernel is None else Preferred(kernel)
 
     def host_code(self, kernel: Kernel, problem: Problem) -> HostCode | None:
-        """Of convolution and linear; see `r18_numba_cpu.assembly`."""
+        """The machine code of convolution and linear kernels; see `r18_numba_cpu.assembly`."""
         return assembly.host_code(kernel, problem)
 
     def stream(self) -> CallStream:

@@ -175,7 +175,7 @@ class ByteStemWgmma(CudaKernel):
 
     @abstractmethod
     def image_of(self, problem: Problem) -> IntEnum:
-        """What a problem's image is."""
+        """The format of a problem's image."""
 
     def entry(self, tile: FewChannelsTile) -> Entry:
         symbol = f"{self.op.name}_{self.algorithm}"

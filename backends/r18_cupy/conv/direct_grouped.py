@@ -91,7 +91,7 @@ class DirectGrouped(ConvKernel):
 
 @dataclass(frozen=True, eq=False)
 class DirectGroupedOfProducts(DirectGrouped):
-    """Of tf32 and fp16x3, which Turing refuses: its tensor cores know neither."""
+    """`DirectGrouped` in tf32 and fp16x3, which Turing's tensor cores do not support."""
 
     minimum_capability = (8, 0)
 

@@ -1,5 +1,6 @@
-"""What kernels of grouped convolutions share: slots of output channels, the grid. See
-kernels/conv/groups.cuh.
+"""The slots of output channels and the grid of grouped convolutions.
+
+See kernels/conv/groups.cuh.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GROUPS = np.dtype(
 
 @dataclass(frozen=True)
 class Slots:
-    """The output channels of a convolution by fours, of which none is of two groups.
+    """The output channels of a convolution in slots of four; no slot spans two groups.
 
     outputs: of a group. of_group: its slots.
     """

@@ -110,7 +110,7 @@ class ScaledTiledLinear(ScaledLinearKernel, ByteTiledLinear):
 
 @dataclass(frozen=True, eq=False)
 class ScaledTranspose(Float8Kernel, ByteTranspose):
-    """Of e4m3 numbers."""
+    """The transpose of e4m3 tensors."""
 
     op = Relayout
 

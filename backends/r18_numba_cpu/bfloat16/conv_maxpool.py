@@ -16,7 +16,7 @@ from r18_numba_cpu.kernels.arguments import CACHE_LINE, Blocks, ConvShape, Epilo
 from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, channels_last, panels, problem_of, round_up
 
 NBYTES = 2
-"""Of a bfloat16."""
+"""Bytes of a bfloat16."""
 
 MADE_NBYTES = 256 << 10
 """The convolution's rows of a block, of about this size, stay in a core's L2 cache."""

@@ -37,7 +37,7 @@ from r18_numba_cpu.integers.packing import AMX, PORTABLE
 from r18_numba_cpu.packing import FLOAT_NBYTES, PANEL, TILE_ROWS, VECTOR, Arrays
 
 BY_AMX, BY_PAIRS = "_amx/bf16", "_avx512_bf16/bf16"
-"""What algorithm and precision of kernels with AMX and with `vdpbf16ps` end in."""
+"""The ends of `algorithm/precision` for kernels with AMX and with `vdpbf16ps`."""
 
 
 @cache

@@ -48,7 +48,7 @@ from r18_numba_cpu.packing import (
 )
 
 FLUSHED = replace(BF16, flush_to_zero=True)
-"""What AMX and `vdpbf16ps` compute in."""
+"""The precision of AMX and `vdpbf16ps`, which flush subnormals to zero."""
 
 PAIRS = 2
 """The elements that `vdpbf16ps` multiplies at a time, next to `AMX` and `PORTABLE`: its `group`."""
@@ -176,5 +176,5 @@ def multiply(
 
 
 def scratch_dtype(group: int) -> np.dtype[np.generic]:
-    """Of a band of the image."""
+    """The dtype of the scratch for a band of the image."""
     return np.dtype(np.float32 if group == PORTABLE else np.uint16)

@@ -30,7 +30,7 @@ from r18_numba_cpu.others import POOL, moved, pool
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, round_up
 
 BY_AMX, BY_VNNI, BY_WORDS = "_amx/int8", "_vnni/int8", "_avx2/int8"
-"""What algorithm and precision of kernels end in that need AMX, VNNI, or products of int16."""
+"""The ends of `algorithm/precision` for kernels that need AMX, VNNI, or products of int16."""
 
 WINOGRAD = f"winograd_f2x2{BY_WORDS.removesuffix(f'/{INT8}')}"
 

@@ -31,14 +31,14 @@ class ConvShape(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What a convolution does after adding the bias."""
+    """The epilogue's steps after adding the bias."""
 
     residual: bool
     relu: bool
 
 
 class Groups(NamedTuple):
-    """What `im2col` takes beyond a `ConvShape`.
+    """The parameters of `im2col` that a `ConvShape` lacks.
 
     channels, outputs: of a group, in and out.
     dilation_h, dilation_w: pixels from a tap to the next.

@@ -27,7 +27,7 @@ from r18_numba_cpu.kernels.vector import INDEX, LANES, VECTOR, address, intrinsi
 SUMS = 12
 """Registers of sums. With the two factors they fit into the 16 registers of AVX2."""
 NBYTES = 4 * LANES
-"""Of a register."""
+"""Bytes of a register."""
 TILE_NBYTES = 1024
 
 

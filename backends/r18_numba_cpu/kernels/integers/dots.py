@@ -38,7 +38,7 @@ not as int32. Releases that were changed before 22 accept the old types as well.
 
 @dataclass(frozen=True)
 class Dot:
-    """What a register tile multiplies with.
+    """The multiply-accumulate instruction of a register tile.
 
     group:   elements of K that a lane multiplies at a time: 32 bits of them.
     factors: a register of A, or of B.
