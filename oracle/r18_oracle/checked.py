@@ -84,7 +84,8 @@ class Checked:
 
     @property
     def below(self) -> tuple[str, ...]:
-        """What it computes in less than its arrays hold, and nobody said it might."""
+        """What is narrower than expected, as in `Found.below`; empty if a narrow contract was
+        accepted."""
         return () if self.accepted or self.found is None else self.found.below
 
     @property
@@ -97,7 +98,7 @@ class Checked:
 
     @property
     def tally(self) -> Tally:
-        """Of all reports."""
+        """The sum of the reports' tallies."""
         tally = Tally()
         for report in self.reports:
             tally.include(report.tally)
@@ -265,7 +266,7 @@ def _searched(
 
 
 def _settled_again(first: Checked, found: Found, how: How) -> Again | None:
-    """What settling finds with the problems of the findings among those that are probed.
+    """Settle again, with the problems of the findings among those that are probed.
 
     None unless the function transforms each of these problems.
     """
@@ -284,7 +285,7 @@ def _settled_again(first: Checked, found: Found, how: How) -> Again | None:
 
 
 def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:
-    """What settling found, or the crash or hang that ended it."""
+    """The result of settling, or the crash or hang that ended it."""
     if not how.isolated:
         return settle(target=target, announce=lambda problem, kind, seed: None), None
     name = backend_of(target.name).kernel.id
@@ -374,7 +375,7 @@ def _options(
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command's argument means.
+    """The targets that a command's argument means.
 
     targets: to be judged. left_out: sentences for a suite's kernels that are like no operator here.
     broken: sentences for those that do not load.
@@ -386,7 +387,7 @@ class Asked:
 
 
 def asked_for(asked: str, like: object | None = None, **options: Any) -> Asked:
-    """What `r18 check` is asked for: a place, a file, or a folder of a suite.
+    """The targets of an argument of `r18 check`: a place, a file, or a folder of a suite.
 
     A file is one with marked functions, with KernelBench's `ModelNew` or a solution of
     FlashInfer-Bench; a folder is one of BackendBench, or a kernel of Hugging Face's `kernels`.
@@ -414,7 +415,8 @@ def asked_for(asked: str, like: object | None = None, **options: Any) -> Asked:
 
 
 def _of_folder(folder: str, like: object | None, options: dict[str, Any]) -> Asked:
-    """Of a folder of BackendBench. One kernel that does not load leaves the others to be judged."""
+    """The targets in a folder of BackendBench. A kernel that does not load does not stop the
+    others."""
     places, refused = backendbench.kernels_in(Path(folder))
     targets, broken = [], []
     for place in places:

@@ -54,7 +54,7 @@ MOST_LINES = 20
 
 
 class Subject(Enum):
-    """What a finding is about, and so what a replay runs."""
+    """The kind of thing that a finding is about, which decides what a replay runs."""
 
     KERNEL = "a kernel on one problem"
     CHOICE = "a choice of a kernel that takes no problem"

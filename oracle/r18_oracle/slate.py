@@ -1,4 +1,4 @@
-"""What a worker is doing, in a file that its parent reads.
+"""A slate: a file in which a worker says what it is doing, for its parent to read.
 
 A worker says before each call of a kernel what it is about to do. If the call ends the process, the
 parent reads the last entry. A message through a pipe would wake the parent each time, some hundred

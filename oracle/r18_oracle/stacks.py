@@ -119,8 +119,9 @@ class _Thread:
 
 
 def arranged(text: str) -> str:
-    """What `faulthandler` wrote, the main thread first and threads by number instead of address, so
-    that equal stacks are equal texts. Empty if it shows no call; at most `MOST_STACKS` characters.
+    """The output of `faulthandler`, the main thread first and threads by number instead of address,
+    so that equal stacks are equal texts. Empty if it shows no call; at most `MOST_STACKS`
+    characters.
     """
     threads: list[_Thread] = []
     for line in text.split("\n"):

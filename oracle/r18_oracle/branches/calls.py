@@ -1,4 +1,4 @@
-"""What a worker does for one kernel: call it with the problems of a profile, under coverage.py.
+"""The worker's task for one kernel: call it with a profile's problems, under coverage.py.
 
 If its device is available, it runs as in `r18 verify`. Otherwise only the host code of kernels that
 declare host files or device functions is called: `refusal`, `workspace`, `prepare`,
@@ -36,7 +36,7 @@ take longer, but no other branches."""
 
 @dataclass(frozen=True)
 class Part:
-    """What one kernel executed, in the worker that called it.
+    """The code that one kernel executed, in the worker that called it.
 
     problems: how many were accepted by it or one of its choices.
     failed:   the error that stopped it before its last problem; empty without one.
@@ -219,7 +219,7 @@ def recorder(root: Path) -> Coverage:
 
 
 def _concurrency() -> list[str]:
-    """What coverage.py has to tell apart: Numba's simulator runs kernels in greenlets.
+    """The kinds of concurrency for coverage.py: Numba's simulator runs kernels in greenlets.
 
     NOTE: Not where there is no simulator: with "greenlet", coverage.py 7 keeps greenlets in a weak
     dictionary, and never returns from its callback in the main thread once threads have ended.

@@ -1,4 +1,5 @@
-"""What the problems of a profile execute of a backend's kernels, measured in worker processes."""
+"""Measure in worker processes which code of a backend's kernels the problems of a profile
+execute."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from r18_oracle.search.worker import run_jobs
 
 @dataclass(frozen=True)
 class Lines:
-    """What was executed of a file: its lines of code, and its branches as (line, next line).
+    """The executed part of a file: its lines of code, and its branches as (line, next line).
 
     The next line of a branch that leaves a function is negative.
     """
@@ -43,7 +44,7 @@ class Lines:
 
 @dataclass
 class Measured:
-    """What a backend's kernels executed on a profile's problems.
+    """The code of a backend's kernels that a profile's problems executed.
 
     root:     the backend's package, or its single module.
     device:   where the kernels ran; None if only their host code was called.

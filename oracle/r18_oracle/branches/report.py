@@ -21,7 +21,7 @@ WHOLE = (1, sys.maxsize)
 
 @dataclass(frozen=True)
 class Report:
-    """What the problems of a profile left out of a backend's kernels.
+    """The code of a backend's kernels that the problems of a profile did not execute.
 
     device:   where the kernels ran; None if only their host code was called.
     files, branches: how many modules and branches of host code were examined.
@@ -69,7 +69,8 @@ class Report:
         }
 
     def text(self) -> str:
-        """What was left out without a reason, the kernels that failed, and the counts."""
+        """The text of the report: code left out without a reason, failed kernels, and the
+        counts."""
         lines = []
         for one, kernels in self.without_reason.items():
             more = f" and {len(kernels) - 1} more" if len(kernels) > 1 else ""

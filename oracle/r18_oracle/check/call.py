@@ -158,7 +158,7 @@ class Prepared:
         return cls(memory, problem, handed, weights, held)
 
     def changed(self, case: Case) -> str | None:
-        """What was changed since `of(…, case)`, in a sentence; or None."""
+        """A sentence about the first change since `of(…, case)`; or None."""
         names = _names(case.problem)
         held = tuple(_bytes(self.memory, weight) for weight in self.weights)
         return (
@@ -170,7 +170,7 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What one call left behind.
+    """The observable results of one call.
 
     output:    logical array in storage dtype. before: the same memory before the call.
     trespass:  a sentence about the first byte written outside a buffer, or None.
@@ -270,7 +270,7 @@ class Raised:
 
 
 def attempted(call: Callable[[], T]) -> T | Raised:
-    """What a call of a kernel returned or raised; Ctrl-C is raised on.
+    """The result of a kernel's call, or the error that it raised; Ctrl-C is raised on.
 
     A child that the kernel has forked ends here. Otherwise it would continue the search, and answer
     in the name of its parent.
@@ -346,14 +346,14 @@ class _Call:
         return source
 
     def changed(self, before: _Contents, after: _Contents) -> str | None:
-        """What was changed of the inputs, the weights and the problem, in a sentence; or None."""
+        """A sentence about the first change of the inputs, the weights or the problem; or None."""
         mine = (self.written, "workspace")
         changed = _changed(self.arena, before.bytes, after.bytes, mine)
         return changed or self.prepared.changed(self.case)
 
 
 def _names(problem: Problem) -> list[str]:
-    """What messages call the weights of a problem."""
+    """The names of a problem's weights in messages."""
     return [spec.role for spec in problem.op.weights()]
 
 

@@ -469,7 +469,7 @@ class Examination:
         self._pass(check)
 
     def _key(self, case: Case, kind: str, variant: int) -> Hashable:
-        """What identifies the answer of a case from `make_case` in the cache of answers."""
+        """The key of a case from `make_case` in the cache of answers."""
         asked = (self.problem, kind, self.seed, variant)
         return (*asked, case.precision, self._contract)
 

@@ -188,7 +188,7 @@ class Perturbed:
 
 @dataclass(frozen=True)
 class _About:
-    """What a finding is about, and the comparisons that raise one."""
+    """The subject of a finding, and the comparisons that raise one."""
 
     backend_name: str
     kernel: Kernel

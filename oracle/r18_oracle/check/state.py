@@ -104,12 +104,12 @@ THREADS = 4
 PLANNED = ((1, 3), (3, 1))
 """Threads when a program is planned and when it runs."""
 NEW = "in a new program, after other programs of the kernel were freed"
-"""Of the first call of a program whose problem was right before."""
+"""How a message describes the first call of a program whose problem was right before."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with one result, and the worst element where values were compared."""
+    """A message about one wrong result, and the worst element where values were compared."""
 
     message: str
     coordinate: tuple[int, ...] | None = None
@@ -261,7 +261,8 @@ class State:
         self._between(self._case, name, other, how)
 
     def _same_output(self) -> None:
-        """What is kept by the output's shape, not the image's, serves two images of one output."""
+        """Find state kept by the output's shape, not the image's: it serves two images of one
+        output."""
         good = (p for p in self.others.values() if p not in self.suspects)
         pairs = (
             (base, name, other)
@@ -274,7 +275,7 @@ class State:
             self._between(self._case_of(base), name, other, how)
 
     def _same_channels(self) -> None:
-        """What is kept by the total channels serves two numbers of groups.
+        """Find state kept by the total channels: it serves two numbers of groups.
 
         A grouped weight that is expanded to a dense one, for example: B's values remain where C
         needs zeros.
@@ -485,7 +486,7 @@ class State:
         return self._cases[key]
 
     def _key(self, case: Case) -> Hashable:
-        """What identifies a case in the cache of answers."""
+        """The key of a case in the cache of answers."""
         which = next((key for key, known in self._cases.items() if known is case), None)
         return which and (STATE, *which, self.seed, case.precision, self.kernel.contract)
 
@@ -549,7 +550,7 @@ class State:
         return self._judged(program, case, before) or program.output()
 
     def _judged(self, program: _Program, case: Case, before: Array | None) -> Fault | None:
-        """What is wrong with the output that a program holds."""
+        """The fault in the output that a program holds, or None."""
         if (stray := program.trespass()) is not None:
             return Fault(stray)
         got = program.output()

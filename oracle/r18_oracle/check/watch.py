@@ -295,7 +295,7 @@ class Process:
         return latest
 
     def change(self) -> str | None:
-        """What has changed since, in words, or None."""
+        """The first change since this state was taken, in words, or None."""
         if (replaced := self._replaced()) is not None:
             return replaced
         if children() - self.children:
@@ -399,7 +399,8 @@ def _owners(loaded: int) -> tuple[Any, ...]:
 
 
 def _watched(owner: Any) -> dict[Any, Any]:
-    """What must not be replaced; in a library, the functions whose names the oracle uses."""
+    """The objects that must not be replaced; in a library, the functions whose names the oracle
+    uses."""
     held = _held(owner)
     if _is_library(owner):
         return {name: held[name] for name in _mentioned() & held.keys() if callable(held[name])}
@@ -440,7 +441,7 @@ def _blas_threads() -> tuple[int, ...]:
 
 
 def _arithmetic() -> str | None:
-    """What changed in this thread's rounding or handling of subnormals, or None."""
+    """A change of this thread's rounding or handling of subnormals, in words, or None."""
     u, least = np.float64(2.0**-53), np.array([2.0**-1022])
     # 1 + u is a tie; 1 + 1.5u and −1 − 1.5u are above half: together they tell the modes apart.
     sums = np.array([1.0, 1.0, -1.0]) + np.array([u, 1.5 * u, -1.5 * u])

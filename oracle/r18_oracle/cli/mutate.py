@@ -120,7 +120,7 @@ def mutate(
 
 
 class _How(TypedDict):
-    """What `run` and `run_tested` take alike."""
+    """The arguments that `run` and `run_tested` share."""
 
     seed: int
     limit: int | None

@@ -180,7 +180,7 @@ def _check_outputs(
 
 @contextmanager
 def _prints_on_stderr() -> Iterator[None]:
-    """What a backend prints in this process goes to stderr, as in a worker: stdout holds JSON."""
+    """Send a backend's prints in this process to stderr, as in a worker: stdout holds JSON."""
     sys.stdout.flush()
     with redirect_stdout(sys.stderr):
         try:

@@ -65,7 +65,8 @@ class Subject:
         return CompileOptions(batch, self.precision, self.fusion, **more)
 
     def network(self, seed: int = 0) -> tuple[Schedule, Mapping[str, Array]]:
-        """What programs are compiled from: with the synthetic weights of a seed, or integers."""
+        """The schedule and weights to compile: synthetic weights of a seed, or integers made from
+        them."""
         return executed(self.schedule, _weights(seed), self.images.values, self.options())
 
     @contextmanager
@@ -86,7 +87,7 @@ class Subject:
 
     @cached_property
     def slack(self) -> float:
-        """What the logits of two right programs may differ by: twice what one may lose."""
+        """The allowed difference of the logits of two right programs: twice what one may lose."""
         report = compare_checkpoints(
             self.backend,
             self.schedule,

@@ -71,7 +71,7 @@ class Arrays(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What it calls an array, for messages."""
+        """The library's name for an array, for messages."""
 
     @abstractmethod
     def device(self) -> DeviceInfo:

@@ -109,7 +109,8 @@ class FunctionKernel(Kernel):
         return [shape[::-1] for shape in shapes] if self.like.transposes else shapes
 
     def _too_long(self, problem: Problem) -> str | None:
-        """Of a problem with sums of which the contract promises almost no bit."""
+        """Why a problem's sums are too long: the contract promises almost no bit of them. None
+        otherwise."""
         terms = getattr(problem.op, "depth", 0) or getattr(problem.op, "in_features", 0)
         if self.like.name == "adaptive_avg_pool2d":
             terms = math.prod(problem.inputs[0][2:])
@@ -156,7 +157,8 @@ class FunctionKernel(Kernel):
                 self.arrays.keep(result, output, problem.output, dtype)
 
     def _written(self, problem: Problem, output: Buffer, dtype: np.dtype[Any]) -> Any:
-        """What a function writes its result to, in the operator's shape; None if it returns it."""
+        """The array that a function writes, in the operator's shape; None if it returns its
+        result."""
         if not self.signature.writes:
             return None
         shape = problem.output

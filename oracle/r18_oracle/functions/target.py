@@ -75,12 +75,12 @@ class Target:
 
     @property
     def expected(self) -> Arithmetic:
-        """What is expected of a function like the operator, whatever is found."""
+        """The arithmetic expected of a function like the operator, whatever is found."""
         return expected_of(self.operator, self.dtype)
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What it is held to: the contract, or what is expected where there is none."""
+        """The arithmetic that the function is judged by: its contract, or else the expected one."""
         if not self.contract:
             return self.expected
         return arithmetic_of(self.contract, self.operator, self.dtype)

@@ -74,7 +74,7 @@ def _fewer(numbers: Numbers) -> Iterator[Numbers]:
 
 
 def steps(n: int, least: int) -> tuple[int, ...]:
-    """What to try instead of a number, ascending: the least, n // 2, n − (n >> i) and n − 2^i.
+    """Numbers to try instead of `n`, ascending: the least, n // 2, n − (n >> i) and n − 2^i.
 
     n − (n >> i) keeps a residue that halving loses: an odd 29 becomes 15, 8, 7 or 3. The powers of
     two keep n modulo any power of two: 49 becomes 41 where only n % 8 == 1 fails.

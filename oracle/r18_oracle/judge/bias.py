@@ -56,7 +56,7 @@ FEWEST = 64
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """What the errors of an output may add up to.
+    """The limits on the sum of an output's errors.
 
     steps:   √Σ a² over each element's own terms. shared: Σ a² over the terms of the factors.
     certain: per element, what is added in full.

@@ -21,7 +21,7 @@ BLOCK = 1 << 18
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`.
 
     max_abs, mean_abs: of |got − expected|; infinite where either side holds a NaN or infinity.
     cosine:    of the two as vectors, in [−1, 1]: 1 for two zero vectors, 0 for one, and NaN where

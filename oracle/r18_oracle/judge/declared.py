@@ -1,4 +1,4 @@
-"""What a kernel declares, and whether that can be held against it.
+"""Check a kernel's declarations, above all that its contract is strict enough to judge it by.
 
 The bound that a kernel is held to follows from its own rounding contract, so a contract looser
 than the kernel's precision would hide errors.

@@ -15,7 +15,7 @@ import numpy as np
 from r18.backend import Array
 
 LEAST_EXTENT = 16
-"""Of a tile: NNPACK has tiles of 8 and of 16."""
+"""The smallest tile of the bound: NNPACK has tiles of 8 and of 16."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -267,13 +267,13 @@ def least_loss(case: Case, contract: RoundingContract) -> float:
 
 
 def underflow(terms: int, case: Case, contract: RoundingContract) -> float:
-    """What underflow adds to the error of a sum of `terms` products: η per product, or 2⁻¹²⁶ if
+    """The error that underflow adds to a sum of `terms` products: η per product, or 2⁻¹²⁶ if
     flushed to zero.
 
     Higham 2002, §2.2: fl(a·b) = ab(1+δ) + η', and an addition is exact where its result is
     subnormal. If flushed it is not, but an addition can only lose where neither operand has been
     flushed, so products and additions together lose at most once per term: in any tree, a loss
-    leaves 0 in place of the terms below it, of which at least one had not been lost.
+    leaves 0 in place of the terms below it, and at least one of those had not been lost.
     """
     return (terms + 1) * least_loss(case, contract)
 

@@ -44,7 +44,7 @@ def _of_points(*points: Fraction) -> tuple[Array, Array, Array]:
 
 
 def _coefficients(roots: Sequence[Fraction]) -> list[float]:
-    """Of Π(x − root), the lowest power first."""
+    """The coefficients of Π(x − root), the lowest power first."""
     found = [Fraction(1)]
     for root in roots:
         found = [low - root * high for low, high in pairwise((Fraction(0), *found, Fraction(0)))]
@@ -158,7 +158,7 @@ def magnitude(tile: int, x: Array, weight: Array, padding: tuple[int, int]) -> A
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """What the Winograd bound is made of, each (N,O,OH,OW), over the finite values.
+    """The terms of the Winograd bound, each (N,O,OH,OW), over the finite values.
 
     magnitude: M; see `convolve`.
     spread:    what an error of 1 in every transformed value and every product does to an output:

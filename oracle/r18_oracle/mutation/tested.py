@@ -312,7 +312,7 @@ def _caught_by(part: Part, finding: Finding | None) -> tuple[str, ...]:
 
 
 def _finding(ended: _Ended) -> Finding | None:
-    """What the tests found, or None. Raises `R18Error` if there were no tests."""
+    """The tests' finding, or None if they passed. Raises `R18Error` if there were no tests."""
     if ended.passed:
         return None
     if ended.code == 5:  # pytest's code if it collected no tests

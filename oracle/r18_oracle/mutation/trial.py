@@ -106,9 +106,9 @@ LATE = "late"
 """The check of a mutant that was not examined before the deadline."""
 
 NETWORK = SIMULATED_NETWORK
-"""What host code is run in after its kernels: the smallest network that has every layer."""
+"""The network that runs host code after its kernels: the smallest that has every layer."""
 SAMPLES = 2
-"""Its images."""
+"""The network's images."""
 GLANCE = 4
 """Problems drawn for every kernel before any is searched; they catch most mutants."""
 

@@ -253,7 +253,8 @@ def meeting_in(op: Conv2d, image: Shape, output: Shape, rng: Rng) -> tuple[Shape
 
 
 def around(op: Conv2d) -> tuple[Pair, Pair, Pair, int]:
-    """What PyTorch's convolutions take after weight and bias: stride, padding, dilation, groups."""
+    """Arguments of PyTorch's convolutions after weight and bias: stride, padding, dilation,
+    groups."""
     return op.stride, op.padding, op.dilation, op.groups
 
 

@@ -21,7 +21,7 @@ from r18_oracle.functions.arithmetic import BITS, SUMS, Arithmetic
 from r18_oracle.probe.dots import OUTPUTS, Dots
 
 TERMS = (63, 64)
-"""Of the sum that is looked at, the first that the function takes; about 2000 pairs."""
+"""Terms of the sum that is examined: the first number that the function takes; about 2000 pairs."""
 
 
 @dataclass(frozen=True)

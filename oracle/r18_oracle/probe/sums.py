@@ -94,8 +94,9 @@ def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
 
 
 def _accumulator(dots: Dots, storage: str, length: int, count: int, *, few: bool = False) -> Sums:
-    """What sums of one length show. count: of placements. few: `FEW` rows in a call, and only those
-    k at which a known format ends, and one less: it may be narrow, but not wide."""
+    """The accumulator that sums of one length show. count: of placements. few: `FEW` rows in a
+    call, and only those k at which a known format ends, and one less: it may be narrow, but not
+    wide."""
     most = MOST[storage]
     ends = {k for bits in BITS.values() for k in (bits - 1, bits)}
     shifts = np.array([k for k in range(1, most + 1) if not few or k in ends])

@@ -157,8 +157,8 @@ def _is_arrival(instruction: Instruction) -> bool:
 
 
 def _follow(function: Function, arrival: Instruction) -> tuple[bool, bool]:
-    """What may follow an arrival: more products before a wait for all of them; and, after a wait
-    and before more products, another arrival."""
+    """Whether an arrival may be followed by more products before a wait for all of them; and
+    whether, after a wait and before more products, by another arrival."""
     more = released = False
     (start,) = (i for i, block in enumerate(function.ordering) if arrival in block)
     block = function.ordering[start]

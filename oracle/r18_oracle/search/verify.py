@@ -38,7 +38,7 @@ from r18_oracle.xfails import ExpectedFailure
 
 @dataclass(frozen=True)
 class Request:
-    """What to verify.
+    """The kernels and networks to verify.
 
     kernels:    a glob over kernel ids.
     expected:   failures that are expected, strictly (`r18_oracle.xfails`).

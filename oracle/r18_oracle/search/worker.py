@@ -278,7 +278,7 @@ def _start(variables: dict[str, str], folder: str) -> _Worker:
 
 
 _numbers = count()
-"""Of the slates of this process's workers."""
+"""The numbers of the slates of this process's workers."""
 
 
 def _stderr() -> Connection | None:

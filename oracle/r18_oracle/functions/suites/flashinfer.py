@@ -28,7 +28,7 @@ from r18.errors import UsageError, show
 from r18_oracle.functions.suites.adapted import Adapted
 
 LANGUAGES = ("python", "triton")
-"""Those that need no build."""
+"""Languages that need no build."""
 ABOVE = 4
 """Folders above a solution in which its `definitions` are looked for."""
 

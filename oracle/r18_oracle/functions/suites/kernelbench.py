@@ -135,7 +135,8 @@ class _Problem:
         return self._made[key]
 
     def _arguments(self, shapes: tuple[Any, ...], settings: dict[str, Any]) -> list[Any]:
-        """Of the constructors: a problem's settings by name, the file's own for other names."""
+        """The constructor's arguments: a problem's settings by name, the file's own for other
+        names."""
         meant = _meant(self.traced.like, shapes, settings)
         for name, others in SYNONYMS.items():
             if name in meant:

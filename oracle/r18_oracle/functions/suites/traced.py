@@ -1,4 +1,4 @@
-"""What a PyTorch module computes, if that is one operator with an equivalent here."""
+"""Trace a PyTorch module to the one operator that it computes, if that has an equivalent here."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _function(node: Any) -> tuple[str, int]:
 
 
 def _transposed(node: Any) -> Any:
-    """What a node is the transpose of, or None."""
+    """The node that a node transposes, or None."""
     if node.op == "call_function" and node.target is getattr and node.args[1:] in (("T",), ("mT",)):
         return node.args[0]
     if node.op == "call_method" and node.target == "t":

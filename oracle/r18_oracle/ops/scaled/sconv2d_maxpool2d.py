@@ -26,7 +26,7 @@ from r18_oracle.ops.scaled.spec import ScaledSpec, powers
 from r18_oracle.ops.spec import Arrays, Draw, Numbers, Rng, Tensors
 
 IMAGES = ("e4m3", "float32")
-"""What an image is, by the number `image`."""
+"""The format of an image, by the number `image`."""
 
 
 class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
@@ -58,7 +58,8 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
         return super().draw(asked(kernel, self._forms), most, macs)
 
     def corners(self) -> Iterator[Problem]:
-        """Those of the float op, and a ResNet's stem on `LARGE` images; of e4m3 and of float32."""
+        """The corners of the float op, and a ResNet's stem on `LARGE` images; in e4m3 and in
+        float32."""
         conv = Conv2d(1, 16, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
         stem = ConvMaxPool(conv, MaxPool2d((3, 3), (2, 2), (1, 1)))
         for image in range(len(IMAGES)):
@@ -68,7 +69,7 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
                 yield self.quantized(Problem(stem, (shape,)), {"scaled": image})
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
-        """Of e4m3 and of float32 in turn, where the kernel takes either."""
+        """Crossings with e4m3 and float32 images in turn, where the kernel takes either."""
         every = self.inner.crossings(asked(kernel, self._forms), size)
         for problem, turn in zip(every, cycle(range(len(IMAGES))), strict=False):
             forms = tuple(self._forms(problem))
@@ -118,7 +119,7 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
         rng: Rng,
         variant: int,
     ) -> tuple[Arrays, Arrays]:
-        """Those of the float op: negative sums in every second variant. Factors are powers of 2."""
+        """The float op's inputs: negative sums in every second variant. Factors are powers of 2."""
         weight, bias, multiplier, *scale = weights
         part = self.part(op)
         (x,), (weight, bias) = self.inner.exact_inputs(part, inputs, [weight, bias], rng, variant)
