@@ -27,7 +27,7 @@ _refused: set[Path] = set()
 
 
 def load(path: Path) -> bytes | None:
-    """What `store` wrote, or None: it is absent, damaged, or not the user's own.
+    """The bytes that `store` wrote, or None: they are absent, damaged, or not the user's own.
 
     Warns of the last two.
     """

@@ -74,7 +74,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def read_all(stream: BufferedReader) -> bytes:
-    """All bytes of a file that `open_file` opened. Raises `Refused` if it changed meanwhile."""
+    """All bytes of a file that `open_file` opened. Raises `Refused` if the file changed since."""
     size = os.fstat(stream.fileno()).st_size
     data = stream.read(size + 1)
     if len(data) != size:

@@ -120,7 +120,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Result:
-    """Of several kernels; ceilings: those that shares are of."""
+    """The inner loops of several kernels; ceilings: those that shares are of."""
 
     kernels: tuple[Seen, ...]
     ceilings: tuple[Ceiling, ...] = ()

@@ -44,7 +44,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def machine() -> dict[str, Any]:
-    """What a time was measured on, for a record: a time means nothing without it."""
+    """The machine, for a record of a time: a time means nothing without it."""
     here = cpu()
     return {
         "platform": f"{platform.system()} {platform.machine()}",
@@ -183,7 +183,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def caching_in(folder: Path) -> Iterator[None]:
-    """Let this folder be `cache_folder()` meanwhile, also for processes that are started."""
+    """Let this folder be `cache_folder()` within the context, also for processes started there."""
     before = os.environ.get("R18_CACHE")
     os.environ["R18_CACHE"] = str(folder)
     try:
@@ -196,7 +196,7 @@ def caching_in(folder: Path) -> Iterator[None]:
 
 
 def package_version(package: str) -> str | None:
-    """Of an installed distribution, by its name; None of one that is not installed."""
+    """The version of an installed distribution, by its name; None for one that is not installed."""
     with suppress(PackageNotFoundError):
         return version(package)
     return None

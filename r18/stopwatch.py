@@ -1,4 +1,4 @@
-"""What the time of a command goes into: named parts, for `--timings`.
+"""The time of a command by named parts, for `--timings`.
 
 `part` may be anywhere; without a `Stopwatch` that runs it costs next to nothing.
 """
@@ -16,7 +16,7 @@ import psutil
 from tabulate import tabulate
 
 OTHER = "other"
-"""What is in no part."""
+"""The name of the time in no part."""
 STAT, STARTED = Path("/proc/self/stat"), 19
 """proc_pid_stat(5): the place, after the name, of the ticks at which the process began."""
 

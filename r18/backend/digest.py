@@ -1,4 +1,4 @@
-"""Which sources a kernel's results follow from, and one digest over them.
+"""A digest over the sources that a kernel's results follow from.
 
 Records of a device name a kernel together with this digest. When it changes, the record no longer
 covers the kernel, and `r18 verify --stale` runs the kernel again.
@@ -106,7 +106,7 @@ class PythonSources:
     def _targets(
         self, path: Path, node: ast.stmt
     ) -> Iterator[tuple[ast.alias, Path | None, str | None]]:
-        """What each name of an import stands for; nothing for another statement.
+        """The target of each name that an import binds; nothing for another statement.
 
         (alias, module of this package or None for another package's, name in that module or None
         for the module itself).
@@ -128,7 +128,7 @@ class PythonSources:
                     yield alias, self._module(parts, path, node), alias.name
 
     def _folder(self, path: Path, node: ast.ImportFrom) -> Path | None:
-        """What `from … import` names, as a path without suffix; None outside of the package."""
+        """The path without suffix that `from … import` names; None outside of the package."""
         parts = (node.module or "").split(".")
         if node.level:
             folder = path.parents[node.level - 1].joinpath(*filter(None, parts))
@@ -166,7 +166,7 @@ def _files(sources: PythonSources, kind: type) -> tuple[Path, ...]:
 
 @cache
 def _existing(sources: PythonSources) -> frozenset[Path]:
-    """The infrastructure's files, each of which must be there."""
+    """The infrastructure's files. Raises `DigestError` if one is missing."""
     paths = frozenset(sources.package / name for name in sources.infrastructure)
     for path in sorted(paths):
         if not path.is_file():

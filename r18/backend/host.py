@@ -127,7 +127,7 @@ class HostStream(Stream):
 
 
 class HostFunction(Protocol):
-    """What a `HostKernel` runs: fill `out` from the inputs and the prepared weights.
+    """The function of a `HostKernel`: fill `out` from the inputs and the prepared weights.
 
     Arrays are dense, in the kernel's layout and storage dtype, pixels in theirs; `workspace` is
     uint8 of the size that the kernel declares.
@@ -228,7 +228,7 @@ class HostKernel(Kernel):
 
 
 CALL = ("op", "inputs", "weights", "out", "workspace")
-"""What a `HostKernel`'s `run` is called with."""
+"""The parameters of a `HostKernel`'s `run`."""
 
 
 def _objection(kernel: HostKernel) -> str | None:

@@ -96,7 +96,8 @@ def module_of_file(name: str) -> str:
 
 
 def hint_for_file(name: str) -> str:
-    """What to write for a file in the current folder, for a name that is not installed; or ''."""
+    """Advice where an uninstalled name matches a file in the current folder: what to write; or
+    ''."""
     module = module_of_file(name) or name
     if not module.isidentifier() or not Path(f"{module}.py").is_file():
         return ""
@@ -203,7 +204,7 @@ def _check_kernels(name: str, backend: Backend) -> None:
 
 
 def _import_failed(name: str, error: BaseException) -> BackendUnavailable:
-    """Of whatever importing the plugin's module raised."""
+    """The error for whatever importing the plugin's module raised."""
     where = raised_in(error)
     cause = f"{type(error).__name__}: {error}" + (f", in {where}" if where else "")
     module = plain(name.partition(":")[0])
@@ -213,7 +214,7 @@ def _import_failed(name: str, error: BaseException) -> BackendUnavailable:
 
 
 def _answer(name: str, words: str, call: Callable[[], object]) -> object:
-    """What a call of the plugin's code returns; raises `BackendUnavailable` if it raises."""
+    """The result of calling the plugin's code; raises `BackendUnavailable` if it raises."""
     try:
         return call()
     except BackendUnavailable:

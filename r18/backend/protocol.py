@@ -133,7 +133,8 @@ class Backend(ABC):
         return None
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """What plans prefer for the problem, such as by measurement (`r18.backend.tuned.Table`).
+        """The kernel that plans prefer for the problem, such as by measurement
+        (`r18.backend.tuned.Table`).
 
         None, the default: the first kernel that takes it. Pure on one device.
         """

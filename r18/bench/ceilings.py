@@ -1,4 +1,4 @@
-"""What a device can do at most, measured on it: `ceilings-<device>.json`.
+"""The highest rates of a device, measured on it: `ceilings-<device>.json`.
 
 Where the backend measures them (`Backend.ceilings`), the rates of its instructions and memories.
 And what a library makes of these: the rate of a large matrix product in each precision, and the

@@ -1,4 +1,4 @@
-"""Which kernels make a whole network fastest: exchanged one at a time among a plan's launches.
+"""Find the kernels that make a whole network fastest: exchange one at a time in a plan's launches.
 
 The fastest kernel in isolation may not be the fastest in the network. Where launches overlap, what
 a step costs depends on its neighbours: on the shared memory and SMs that they leave free, and on
@@ -63,7 +63,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class InNetwork:
-    """What the exchanges made of a network.
+    """The exchanges that sped up a network, and its times.
 
     before, after: microseconds of the plan and of the plan with all exchanges, taken in turns.
     table:         the kernel of each problem with its time alone. Kernels that were not exchanged

@@ -75,7 +75,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Report:
-    """What was profiled: where, the rows by batch, what could not be, and what is wrong."""
+    """The result of profiling: where, the rows by batch, what could not be, and what is wrong."""
 
     device: str
     backend: str

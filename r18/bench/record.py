@@ -1,4 +1,4 @@
-"""What was timed, on which device: `bench-<device>.json`.
+"""Records of benchmarks on a device: `bench-<device>.json`.
 
 A group is what took turns in one run and can be compared: one network, precision, fusion level and
 batch. A later run replaces the groups that it measured, each as a whole.

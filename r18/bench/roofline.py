@@ -37,20 +37,20 @@ from r18.records.kinds import CeilingsRecord, MeasuredCeiling
 
 WHAT = "ceilings"
 OPERATIONS, BYTES = "operations", "bytes"
-"""What bounds a step from below."""
+"""The two lower bounds of a step's time."""
 PRODUCTS = {"fp16x3": ("fp16", 3), "fp8": ("e4m3", 1)}
 """Precisions whose product is made of others: in which precision or format, and how many."""
 RATED = {*PRECISIONS, *(source for source, _ in PRODUCTS.values())}
-"""Whose rates give floors."""
+"""Precisions and formats whose rates give floors."""
 WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
 """Outputs along a side of a tile, by how the algorithm of a kernel begins; filters are 3×3."""
 LIBRARY = "by a library"
-"""What gave a ceiling that no instruction did."""
+"""The source of a ceiling that no instruction gave."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do.
+    """The highest rates that a device reaches.
 
     rates:     operations a second, by precision.
     bandwidth: bytes a second of a large copy, read and written together.
@@ -89,7 +89,7 @@ class Ceilings:
         return cls(record.device, rates, bandwidth, record.threads, record.date, sources)
 
     def source(self, name: str) -> str:
-        """What gave the rate of a precision, or the bandwidth (`copy`)."""
+        """The source of a precision's rate, or of the bandwidth (`copy`)."""
         return self.sources.get(PRODUCTS.get(name, (name, 1))[0], LIBRARY)
 
     def words(self, unit: Literal["G", "T"]) -> str:
@@ -164,7 +164,7 @@ def _paces(what: str, measured: MeasuredCeiling) -> list[tuple[float, str]]:
 
 @dataclass(frozen=True)
 class Limit:
-    """What a problem costs at least: its work, and the milliseconds of either part of it."""
+    """The least cost of a problem: its work, and the milliseconds of either part of it."""
 
     operations: int
     nbytes: int

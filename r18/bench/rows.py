@@ -17,11 +17,11 @@ from r18.bench.inputs.from_host import Feeding, FromHost
 from r18.graph.ops import Shape
 
 RATIO = f"time / {PEER}"
-"""What a row's `ratio` is; below 1 is faster than the peer."""
+"""The meaning of a row's `ratio`; below 1 is faster than the peer."""
 BEST_RATIO = "time / best peer"
-"""What a row's `best_ratio` is."""
+"""The meaning of a row's `best_ratio`."""
 ERROR_RATIO = f"error / {PEER}"
-"""What a row's `error_ratio` is; above 1 is less exact than the peer."""
+"""The meaning of a row's `error_ratio`; above 1 is less exact than the peer."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Runner(Protocol):
         ...
 
     def fetch(self) -> Array:
-        """What the last run put out: a copy on the host, in a floating-point format of NumPy's."""
+        """The output of the last run: a copy on the host, in a floating-point format of NumPy's."""
         ...
 
     def time(self, clock: Callable[[], float]) -> float:
@@ -114,7 +114,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one contender. Times are milliseconds of a whole batch.
+    """The measurements of one contender. Times are milliseconds of a whole batch.
 
     samples_ms: one a timed run, in order. repeat: of them, in each of `series`.
     ratio:      median / median of `PEER` of the same device kind, precision and batch; None

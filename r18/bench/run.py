@@ -27,7 +27,7 @@ SPREAD = 1.5
 
 @dataclass(frozen=True)
 class Request:
-    """What to time.
+    """The contenders to time, and how.
 
     backends:   names as `get_backend` takes them; None for all that can run on hardware.
     algorithms: OP=ALGORITHM pairs, each a contender of its own; ALGORITHM may be `all`.
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """What was timed.
+    """The result of a benchmark.
 
     rows:     the right ones, with their ratios. wrong: those whose output lost too much.
     head:     network, weights, machine, and who was left out with the reason; as JSON has it.

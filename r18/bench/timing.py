@@ -42,9 +42,9 @@ PROFILES = 100
 """The most runs that are profiled step by step; as many as are timed, if those are fewer."""
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, and how many of how many runs are finished."""
+"""A function of the present activity, the runs that are finished, and all runs."""
 OnSkip = Callable[[Contender, Exception], None]
-"""A contender that is not `required` and could not be made, and why."""
+"""A function of a contender that is not `required` and could not be made, and of the error."""
 Judge = Callable[[Contender, Runner], float]
 """The loss of a contender's output; see `Row.loss`."""
 ErrorOf = Callable[[Contender, Runner], Error]
@@ -357,7 +357,7 @@ def _turn(
 
 
 def _flush(entries: Sequence[_Entry]) -> tuple[int, Flush]:
-    """What overwrites the caches of the device that contenders share, and with how many bytes.
+    """The bytes that overwrite the caches of the contenders' device, and a function that does it.
 
     Raises `UsageError` where the caches are unknown, or none of them writes to that device.
     """

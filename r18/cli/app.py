@@ -47,7 +47,7 @@ COMMANDS: tuple[str, ...] = (
 )
 
 EXTRAS = dict.fromkeys(("torch", "torchvision", "hypothesis", "pytest", "coverage"), "oracle")
-"""What commands import without asking, and the extra that brings it."""
+"""Modules that commands import without a check, and the extra that installs each."""
 
 
 class _Escaped(BaseException):

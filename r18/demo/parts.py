@@ -78,7 +78,7 @@ def _timed(name: str, make: Callable[[], Part]) -> Part:
 
 
 def _meanwhile(rows: list[tuple[str, float]]) -> Part:
-    """What the second process did."""
+    """The part about the second process."""
     width = max(len(name) for name, _ in rows)
     lines = tuple(f"{name:{width}}  {seconds:8.3f}" for name, seconds in rows[:-1])
     data = {"parts": {name: round(seconds, 3) for name, seconds in rows[:-1]}}
@@ -86,7 +86,7 @@ def _meanwhile(rows: list[tuple[str, float]]) -> Part:
 
 
 def _weights(asked: str, schedule: Schedule) -> tuple[Weights, str]:
-    """The weights; and why they are not ImageNet's, if nobody asked for others."""
+    """The weights, and why they are not ImageNet's if the user named no others."""
     if asked:
         return load_weights(asked, schedule), ""
     try:

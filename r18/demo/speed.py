@@ -115,7 +115,7 @@ def _output(runner: Runner, images: Array) -> Array:
 
 
 def part_of(result: Result, left_out: list[str], asked: str) -> Part:
-    """What was timed, in words. asked: for the backend."""
+    """The times in words. asked: for the backend."""
     lines = [_row(row) for row in result.rows]
     own = result.rows[0]
     if own.ratio is not None:

@@ -139,7 +139,7 @@ def run_job(
 
 @contextmanager
 def engine(job: Job, request: Request, weights: Weights, images: ImageSet) -> Iterator[Engine]:
-    """What runs the batches: this process, or workers."""
+    """The engine that runs the batches: this process, or workers."""
     if job.scheduler is not None:
         with distributed.connected(job.scheduler) as client:
             yield distributed.Cluster(client, request, images.folder, job.threads or 1)

@@ -27,7 +27,7 @@ FORMAT = 2
 LIMIT = 16 << 30
 """The most bytes of a journal; of a million images it has 600 MB."""
 _OPEN: set[Path] = set()
-"""Those that this process writes: to look at one's heading would let go of its lock."""
+"""The journals that this process writes: reading the heading of one would release its lock."""
 CHECK = "check"
 """The key of a row's digest, and of the heading's; journals of earlier versions have none."""
 

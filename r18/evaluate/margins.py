@@ -1,4 +1,4 @@
-"""Which images may change their class by rounding: the margin of top-1 against the allowed error.
+"""Images whose class rounding may change: the margin of top-1 against the allowed error.
 
 Correct programs may return two classes in either order if their logits differ by less than twice
 the allowed error of a logit: a tie. Any other change of class is a fault. A program's allowed error
@@ -106,7 +106,7 @@ class Allowance:
         return cls(multiple, u / 3)
 
     def most(self, loss: float, size: float) -> float:
-        """What may be lost where the yardstick loses `loss`, of exact values of that size."""
+        """The allowed error where the yardstick's is `loss`, of exact values of that size."""
         return self.factor * max(loss, self.floor * size)
 
 
@@ -131,7 +131,7 @@ def is_tie(margin: float, bound: float) -> bool:
 
 
 def calls(got: Array, expected: Array, first_image: int = 0) -> list[Call]:
-    """What became of each image's class: (N, classes) logits of a program and of the reference.
+    """Each image's classes, from the (N, classes) logits of a program and of the reference.
 
     Equal logits go to the lower class; `expected` holds no NaN, and two classes at least.
     """

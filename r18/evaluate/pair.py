@@ -32,7 +32,7 @@ SAMPLE = 8
 
 @dataclass(frozen=True)
 class Running:
-    """What runs, as the journal keeps it: `kernels` is a digest over the plan's kernels."""
+    """A running backend, as the journal keeps it: `kernels` is a digest over the plan's kernels."""
 
     name: str
     device: str
@@ -213,7 +213,7 @@ def top_classes(logits: Array) -> tuple[int, ...]:
 
 
 def _roundoff(name: str) -> float:
-    """Of the narrowest format that a precision's values go through."""
+    """The unit roundoff of the narrowest format that a precision's values go through."""
     precision = precision_of(name)
     factors = FACTOR_ROUNDOFFS.get(precision.multiply) or unit_roundoff(precision.multiply)
     return max(unit_roundoff(precision.storage), factors)

@@ -24,7 +24,7 @@ from r18.weights.precisions import CALIBRATED
 
 WHAT = "evaluate"
 ROWS = ("changed", "not_read")
-"""What a summary lists and a record counts."""
+"""The images that a summary lists and a record counts."""
 
 
 def entry_name(

@@ -1,4 +1,4 @@
-"""What is known of an image when its batch is done: a row; and the rows of a batch with its times.
+"""The result of one image, which is a row, and the rows of a batch with its times.
 
 A row holds what was seen, not what is concluded: whether a change of class is a near tie follows
 from the margin and the bound of the run.
@@ -25,7 +25,8 @@ STATUSES = (OK, UNREADABLE, NOT_FINITE)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was read of an image: the digest of its bytes, and what the system said of the file.
+    """The file that an image was read from: the digest of its bytes, and the system's facts about
+    it.
 
     stamp: size, times of change in nanoseconds (contents, then contents or name), inode.
     """
@@ -97,7 +98,7 @@ class Times:
 
 @dataclass(frozen=True)
 class BatchRows:
-    """What one batch came to; without times where none of its images could be read."""
+    """The rows of one batch; without times where none of its images could be read."""
 
     rows: tuple[Row, ...]
     times: Times | None = None

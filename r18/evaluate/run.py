@@ -37,7 +37,8 @@ class Engine(Protocol):
     def workers(self) -> int | None: ...
 
     def running(self) -> tuple[Running, ...]:
-        """What it runs on: the backend and, where there is one, the reference."""
+        """The backends that it runs on: the one evaluated and, where there is one, the
+        reference."""
         ...
 
     def bound(self, items: Batch) -> float:
@@ -45,7 +46,7 @@ class Engine(Protocol):
         ...
 
     def results(self, batches: Sequence[Batch]) -> Iterator[BatchRows]:
-        """What each batch comes to, in any order."""
+        """The rows of each batch, in any order."""
         ...
 
 

@@ -71,7 +71,7 @@ def _intact(path: Path, identity: Mapping[str, Any]) -> tuple[dict[str, Any], Ba
 
 
 def _read(database: sqlite3.Connection, what: str, read: Callable[..., T]) -> list[T]:
-    """What is intact, in the order of `place`."""
+    """The intact rows, in the order of `place`."""
     found: dict[int, T] = {}
     for order in ("ASC", "DESC"):
         with suppress(sqlite3.Error, UnicodeDecodeError):  # the damage: the rest is out of reach

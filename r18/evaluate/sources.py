@@ -1,4 +1,4 @@
-"""Which images are evaluated, and their labels, from a folder in one of ImageNet's layouts.
+"""The images to evaluate, and their labels, from a folder in one of ImageNet's layouts.
 
 - A CSV with a heading: a column for the file and one for the class index; `labels.csv` in the
   folder, or any other by name.

@@ -75,7 +75,7 @@ def write_table(
 
 
 def read_table(path: Path) -> tuple[list[tuple[Row, bool | None]], dict[str, Any]]:
-    """What `write_table` wrote: each row and whether it is a near tie, and `about`.
+    """Read a table of `write_table`: each row and whether it is a near tie, and `about`.
 
     A CSV tells nothing about itself: `about` is empty. Raises `UsageError` for a file that is
     damaged or no such table.

@@ -44,7 +44,7 @@ _DTYPES: dict[str, np.dtype[np.generic]] = {
 # Formats that exist only inside an arithmetic unit: no array has them as its dtype.
 _MULTIPLY_ONLY = {"tf32", "fp16x2"}
 _HELD_IN = {"tf32": "float32"}
-"""Of these, the formats whose numbers an array can hold, and the dtype of that array."""
+"""The multiply-only formats whose numbers an array can hold, and the dtype of that array."""
 
 
 def dtype_of(name: str) -> np.dtype[np.generic]:

@@ -62,7 +62,7 @@ class Calibration:
 
 
 GIVEN = Calibration("given", "nearest", 0, hashlib.sha256().hexdigest())
-"""Of scales that the caller chose, without images."""
+"""The calibration of scales that the caller chose, without images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """What `digest` reads of a weight; the digests are those of its two files."""
+    """A weight as `digest` reads it; the digests are those of its two files."""
 
     shape: tuple[int, ...]
     scale: Array

@@ -111,7 +111,8 @@ def check_factors(whose: str, what: str, values: Array) -> None:
 
 
 def _weights_of_sum(op: Conv2d | Linear, bits: int) -> tuple[WeightSpec, ...]:
-    """Of an op with a bias: its weight and bias in integers, and the multiplier of the sum."""
+    """The weights of an op with a bias: weight and bias in integers, and the multiplier of the
+    sum."""
     weight, bias = op.weights()
     return (
         replace(weight, storage="int8", limit=LIMITS[bits]),

@@ -46,7 +46,7 @@ OPSET, IR_VERSION = 17, 8
 INT4_OPSET, INT4_IR_VERSION = 21, 10
 """The first ones with int4."""
 NUMBERS = ":numbers"
-"""What is appended to a value's name for its DequantizeLinear: q · scale in float32."""
+"""The suffix of a value's name for its DequantizeLinear: q · scale in float32."""
 
 
 def import_onnx() -> Any:

@@ -280,7 +280,8 @@ class _Reader:
             self._bias(step, bias)
 
     def quantization(self, sha256: str) -> Quantization:
-        """What was read. sha256: of the model, which takes the place of the images'."""
+        """The quantisation that was read. sha256: of the model, which takes the place of the
+        images'."""
         if len(self._bits) > 1:
             raise WeightsError("some weights have 4 bits and others 8: all have the same")
         integers = quantized(self.schedule)

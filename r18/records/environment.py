@@ -1,4 +1,4 @@
-"""What a run depended on apart from our own sources: device, driver, Python and packages."""
+"""A run's environment apart from our own sources: device, driver, Python and packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each kind of record holds. A record is checked against its type as it is decoded.
+"""The contents of each kind of record. A record is checked against its type as it is decoded.
 
 An unknown field, a missing one and a value of another type are errors. Fields are in the order in
 which they are written, so that a record that is decoded and encoded again is the same file. A
@@ -162,7 +162,7 @@ class BenchRow(Part, kw_only=True):
 
 
 class BenchGroup(Part, kw_only=True):
-    """What took turns in one run, and can be compared."""
+    """The contenders that took turns in one run, and can be compared."""
 
     precision: str
     fusion: str
@@ -361,7 +361,7 @@ class Verify(OfDevice, kw_only=True, tag="verify"):
 
 
 class CheckRun(Part):
-    """What `r18 check` was asked for, and where. machine: when it was last run there."""
+    """The request of an `r18 check`, and where it ran. machine: of the last run there."""
 
     profile: str
     network: str | None
@@ -421,7 +421,7 @@ class MutateFinding(Part):
 
 
 class Fate(Part, kw_only=True):
-    """What became of a mutant. Where and what it is, of one that was not killed."""
+    """The fate of a mutant; if it was not killed, also where and what it is."""
 
     digest: str
     environment: str
@@ -459,7 +459,7 @@ class PaceOf(Part):
 
 
 class MutateSample(Part, kw_only=True):
-    """What was asked for, and what became of it; as in `MutateRun`."""
+    """A request and its results; as in `MutateRun`."""
 
     date: str
     kernels: str
@@ -496,7 +496,7 @@ class MutateRun(Part, kw_only=True):
     unchanged: dict[str, PaceOf]
     by_hand: dict[str, str] | UnsetType = UNSET
     state: dict[str, dict[str, Count]] | UnsetType = UNSET
-    """Of structural mutants: how many of each class have which status. The score is of tokens."""
+    """How many structural mutants of each class have which status. The score is of tokens."""
     samples: dict[str, MutateSample] | UnsetType = UNSET
     """The last run of other files, by their glob. Those of the first run keep the score above."""
     results: dict[str, Fate]

@@ -1,4 +1,4 @@
-"""What a page shows, read and checked: records, an evaluation, a comparison of two dumps."""
+"""The evidence for a page, read and checked: records, an evaluation, a comparison of two dumps."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def optimize_resnet18(
 def explain(
     model: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] | None = None
 ) -> Explanation:
-    """What `torch.compile(model, backend="r18", options=options)` runs where, for such inputs.
+    """Report what `torch.compile(model, backend="r18", options=options)` runs where, for these
+    inputs.
 
     model:  any module or function; it is called once, without gradients.
     inputs: what it is called with, such as images (N, 3, H, W).

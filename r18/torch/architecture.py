@@ -1,5 +1,5 @@
-"""Which ResNet of torchvision's a model is, whether it is as the schedule has it, and where its
-weights are."""
+"""Find which ResNet of torchvision's a model is, whether it is as the schedule has it, and where
+its weights are."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]
 
 
 class _Unfit(Exception):
-    """What a model has that is not as it should be; `examine` says what takes which models."""
+    """A deviation of a model from its schedule; `examine` says which models are accepted where."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
-"""What a captured graph of PyTorch's computes, in our ops: node by node, as `torch.compile` gives
-it to a backend.
+"""Read a captured graph of PyTorch's into our ops: node by node, as `torch.compile` gives it to a
+backend.
 
 A node is read into an op at fusion level `none`, or not at all. What a node computes in PyTorch and
 no op of ours does has a reason, in words.
@@ -241,7 +241,7 @@ _READERS: dict[Any, Callable[[Node], Read | None]] = {
 
 
 def flattened(node: Node) -> Node | None:
-    """What a node flattens, if that is (N, C, 1, 1) into (N, C); else None."""
+    """The node that a node flattens from (N, C, 1, 1) to (N, C), or None."""
     if node.target not in (torch.flatten, "flatten", "reshape", "view", "squeeze", torch.squeeze):
         return None
     source = node.args[0] if node.args else None

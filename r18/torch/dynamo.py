@@ -45,7 +45,7 @@ from r18.torch.storage import below_autograd, precision_of, storage_dtype
 log = logging.getLogger(__name__)
 
 OPTIONS = ("backend", "precision", "rest")
-"""What `options=` of `torch.compile` may name."""
+"""The names that `options=` of `torch.compile` may have."""
 
 RESTS = ("inductor", "eager")
 
@@ -54,7 +54,7 @@ Compiled = Callable[..., Any]
 
 @dataclass
 class Report:
-    """What became of one captured graph.
+    """The parts of one captured graph, and what computes each.
 
     backend:  what computes our parts; empty where there are none.
     ours:     the parts on our kernels, a line each.
@@ -126,7 +126,7 @@ def compile_graph(
 def explain(
     model: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] | None = None
 ) -> Explanation:
-    """What `torch.compile(model, backend="r18")` would run where, for such inputs.
+    """Report which parts `torch.compile(model, backend="r18")` would run where, for such inputs.
 
     Runs the model once, without gradients; what is left of it is not compiled. Its `str` is for
     people. Raises what `compile_graph` raises.
@@ -252,7 +252,7 @@ def _replace_parts(
     report: Report,
     kept: list[Followed],
 ) -> None:
-    """Put our operators in the place of what they compute."""
+    """Replace nodes by our operators."""
     order = list(graph.graph.nodes)
     position = {node: place for place, node in enumerate(order)}
     reads: dict[Node, Read] = {}
@@ -292,7 +292,7 @@ LAYERS = (Conv2d, MaxPool2d, GlobalAvgPool, Linear)
 
 
 class _Look:
-    """What may be computed, for tensors like the first that one of our ops reads."""
+    """The backend's answers for tensors like the first that one of our ops reads."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class _Look:
 
 
 class _Put:
-    """Puts operators in the place of what they compute."""
+    """Replaces nodes by our operators."""
 
     def __init__(
         self, graph: GraphModule, looked: _Look, report: Report, kept: list[Followed]
@@ -421,7 +421,7 @@ class _Put:
 
 
 def _compiler(asked: str, examples: Sequence[Any], needed: bool, report: Report) -> str:
-    """What compiles the rest; a reason goes into the report where it is not what was asked for."""
+    """The compiler of the rest; a reason goes into the report where it is not the one asked for."""
     if not needed:
         return RESTS[1]
     if asked == RESTS[0] and (why := _no_inductor(examples)) is not None:

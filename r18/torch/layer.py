@@ -77,7 +77,7 @@ class Asked:
     wanted: Layout
 
     def kernel(self, backend: Backend, precision: str) -> Kernel:
-        """What computes it; raises `NoKernel`."""
+        """The kernel that computes it; raises `NoKernel`."""
         return pick(backend, self.problem, precision, self.reads, self.wanted)
 
 

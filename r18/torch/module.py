@@ -92,7 +92,7 @@ class FastResNet(nn.Module):
         self._architecture = examine(self._model, self._network, self._asked)
 
     def _choice(self, weight: torch.Tensor | None = None) -> Choice:
-        """What computes for the model as it is now; `weight` is one of its own."""
+        """The backend's choice for the model as it is now; `weight` is one of its own."""
         weight = self._architecture.tensors()[0] if weight is None else weight
         key = (weight.device.type, weight.dtype)
         if key not in self._choices:

@@ -119,7 +119,8 @@ def _sum(
     device: torch.device,
     others_device: torch.device,
 ) -> Run | None:
-    """What computes the sum of two such tensors, None for empty ones; raises where nothing may.
+    """A function that computes the sum of two such tensors, None for empty ones; raises where
+    nothing may.
 
     The checks are in here, so that what was checked once is looked up by all that it hangs on.
     """
@@ -425,7 +426,7 @@ def _register() -> None:
 
 
 _LIBRARY: Any = torch.library.Library("r18", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""What is registered by it stays as long as it does."""
+"""Holds our registrations: they last as long as it does."""
 
 _register()
 ops: Any = torch.ops.r18

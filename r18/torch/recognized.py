@@ -52,7 +52,7 @@ class Whole:
 def find_whole(
     order: Sequence[Node], position: dict[Node, int], reads: Mapping[Node, Read]
 ) -> list[Whole]:
-    """Every ResNet in a graph whose inner values nobody else reads.
+    """Every ResNet in a graph whose inner values no other node reads.
 
     reads: the nodes that are ops of ours. Which of a graph's values are images is not known: what
     a ResNet's first convolution reads is taken for them.
@@ -109,7 +109,7 @@ def _whole(
 
 
 def _behind(logits: Node, reads: Mapping[Node, Read]) -> tuple[set[Node], set[Node]]:
-    """What the logits are made of by our ops, and what that reads that is not."""
+    """The nodes of our ops that the logits are made of, and the other nodes that those read."""
     nodes: set[Node] = set()
     sources: set[Node] = set()
     waiting = [logits]
@@ -130,7 +130,7 @@ def _behind(logits: Node, reads: Mapping[Node, Read]) -> tuple[set[Node], set[No
 
 
 def _inputs(read: Read) -> frozenset[Node]:
-    """What an op reads, behind flattening; the order of a sum's terms does not matter."""
+    """The inputs of an op, behind flattening; the order of a sum's terms does not matter."""
     return frozenset(flattened(node) or node for node in read.inputs)
 
 

@@ -75,7 +75,7 @@ SOURCES = (
 """The kinds of sources, as messages and `--help` name them."""
 
 FORMATS = ("bin", "npz", "safetensors")
-"""What `export_weights` writes; `bin` is a folder with a manifest."""
+"""The formats that `export_weights` writes; `bin` is a folder with a manifest."""
 
 _READERS: dict[str, Callable[[Path, bytes], dict[str, Tensor]]] = {
     ".pth": read_torch,

@@ -115,7 +115,7 @@ def _text(value: object, what: str) -> str:
 
 
 def _side(value: object, what: str) -> int:
-    """Of (channels, height, width), which are square."""
+    """The side of the square (channels, height, width)."""
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise WeightsError(f"{what} must be three integers, got {show(value)}")
     if not all(type(one) is int and one >= 0 for one in value):

@@ -16,7 +16,7 @@ int8 it is what the integers are scaled to."""
 
 
 def device_words(kind: str) -> str:
-    """What it runs on; imports what it needs."""
+    """The CPU, its threads and the library's version, in words; imports what it needs."""
     try:
         import onnx  # noqa: F401  # the model is made with it
         import openvino

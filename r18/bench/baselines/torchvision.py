@@ -54,7 +54,7 @@ def place(kind: str) -> str:
 
 
 def torch_flush(nbytes: int) -> Flush:
-    """Fills so many bytes of PyTorch's CUDA device each time it is called."""
+    """Return a function that overwrites `nbytes` bytes of PyTorch's CUDA device."""
     import torch
 
     buffer = torch.empty(nbytes, dtype=torch.uint8, device=place("cuda"))

@@ -1,4 +1,4 @@
-"""Which peers there are, and which of them run on a kind of device."""
+"""The peers of a benchmark, and the kinds of device that each runs on."""
 
 from __future__ import annotations
 

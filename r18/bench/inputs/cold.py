@@ -25,9 +25,11 @@ RUNS = 30
 GPU_NBYTES = 512 << 20
 """Four times the largest L2 of a GPU so far, 126 MB."""
 CPU_FACTOR = 2
-"""Of the largest cache: the buffer is read and written in order, so it replaces everything."""
+"""The buffer's size in multiples of the largest cache. It is read and written in order, so it
+replaces everything."""
 BYTE = 0x5A
-"""What a GPU's buffer is filled with. Not zero: a device may store zeros without their bytes."""
+"""The byte that a GPU's buffer is filled with. Not zero: a device may store zeros without their
+bytes."""
 
 Flush = Callable[[], None]
 """Overwrite the caches; complete when it returns."""
@@ -35,7 +37,8 @@ Flush = Callable[[], None]
 
 @dataclass(frozen=True)
 class Cold:
-    """What was measured; milliseconds are of a batch. nbytes: overwritten before each run."""
+    """Times with overwritten caches, in milliseconds of a batch. nbytes: overwritten before each
+    run."""
 
     nbytes: int
     samples_ms: tuple[float, ...]

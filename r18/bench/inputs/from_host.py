@@ -19,7 +19,7 @@ from r18.backend import Array
 from r18.runtime.pipeline import Fed, pipeline
 
 STRETCHES = 5
-"""Of each contender; they take turns, as timed runs do."""
+"""Stretches of each contender; they take turns, as timed runs do."""
 SECONDS = 0.25
 """About how long a stretch is."""
 FEWEST, MOST = 4, 2000
@@ -37,7 +37,7 @@ class Feeding(Fed, Protocol):
 
 @dataclass(frozen=True)
 class FromHost:
-    """What was measured; milliseconds are of a batch, one of each stretch.
+    """Times with images fed from host memory: milliseconds of a batch, one of each stretch.
 
     nbytes:  of a batch's pixels. batches: in a stretch.
     runs_ms: from one output to the next. copies_ms: from one copy to the next, with nothing else:

@@ -1,4 +1,4 @@
-"""What tables of times say about their numbers: errors next to them, and where inputs were."""
+"""Captions and columns about the conditions of timings: errors, and where inputs were."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_FED = (
 
 
 def error_captions(rows: Iterable[Data]) -> list[str]:
-    """What the errors of a benchmark's rows are, and why some are missing."""
+    """Captions that define the errors of a benchmark's rows, and say why some are missing."""
     found = list(rows)
     measured = [row["error"] for row in found if row.get("error") is not None]
     captions = []

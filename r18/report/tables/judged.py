@@ -9,7 +9,7 @@ from r18.report.tables.table import Data, Options, Row, Table, days, listed, nee
 
 
 def verify_table(options: Options, folder: Path) -> Table:
-    """What was verified, by op and algorithm."""
+    """The verified kernels, by op and algorithm."""
     record = record_of(folder, "verify", needed(options, "device"))
     backend = options.get("backend", "cupy")
     entries = {n: e for n, e in record["kernels"].items() if n.partition("/")[0] == backend}
