@@ -26,7 +26,7 @@ TILE_ROWS, TILE_NBYTES = 16, 64
 
 @dataclass(frozen=True)
 class Microbenchmark:
-    """An instruction and what it multiplies.
+    """An instruction and the types of its factors.
 
     factors: the type of their elements; of bfloat16 uint16.
     tiles:   by AMX; otherwise by vectors.

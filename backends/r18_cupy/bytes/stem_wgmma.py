@@ -59,7 +59,7 @@ class ByteStemTile(FewChannelsTile):
     """k: bytes of one `wgmma`, a row of the window. image: what the tile reads."""
 
     line_notes: ClassVar[int] = 0
-    """Bytes that are noted of each line."""
+    """Bytes of notes that are kept for each line."""
 
     image: IntEnum
 

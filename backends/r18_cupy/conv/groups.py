@@ -80,8 +80,8 @@ def blocks_of(op: Conv2d, output: tuple[int, ...], layout: Layout) -> int:
 
 
 def paths() -> tuple[Problem, ...]:
-    """A function each: channels read four at a time or singly, with few and with many pixels a
-    thread. (The drawn problems have few pixels and single channels.)
+    """A problem for each function: channels read four at a time or singly, with few and with many
+    pixels a thread. (The drawn problems have few pixels and single channels.)
     """
     few = Conv2d(8, 8, (3, 3), (2, 1), (1, 2), bias=True, relu=True, groups=2, dilation=(1, 2))
     many = Conv2d(8, 128, (1, 3), padding=(0, 1), bias=True, groups=2)

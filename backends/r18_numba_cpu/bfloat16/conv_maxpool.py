@@ -32,7 +32,7 @@ class Cut(NamedTuple):
 
 
 def cut(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
-    """read: (N, H, W, C)."""
+    """The blocks of a problem. read: (N, H, W, C)."""
     n, height, width, channels = read
     middle = op.conv.infer((n, channels, height, width))
     made, written = map(Layout.NHWC.physical, (middle, op.pool.infer(middle)))
@@ -85,7 +85,7 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
 
 
 def pack(op: ConvMaxPool, weights: Arrays, group: int) -> Arrays:
-    """As the convolution's."""
+    """The packed weights of the convolution."""
     return products.pack(op.conv, weights, group)
 
 

@@ -42,7 +42,8 @@ BY_AMX, BY_PAIRS = "_amx/bf16", "_avx512_bf16/bf16"
 
 @cache
 def bfloat16_kernels() -> tuple[HostKernel, ...]:
-    """By AMX first, then by `vdpbf16ps`, then portable ones; one kernel for each other op."""
+    """All kernels: by AMX first, then by `vdpbf16ps`, then portable ones; one kernel for each other
+    op."""
 
     def kernel(
         op: type[Op], algorithm: str, contract: str, run: HostFunction, **options: Any

@@ -40,7 +40,8 @@ SPAN = 1024
 
 @cache
 def integer_kernels() -> tuple[HostKernel, ...]:
-    """By AMX first, then by VNNI, by AVX2, then portable ones; one kernel for each other op."""
+    """All kernels: by AMX first, then by VNNI, by AVX2, then portable ones; one for each other
+    op."""
     contract = RoundingContract("integer", INT8.accumulate, INT8.storage)
 
     def kernel(op: type[Op], algorithm: str, run: HostFunction, **options: Any) -> HostKernel:

@@ -28,7 +28,7 @@ BANDS = {AMX: np.uint8, VNNI: np.uint8, WORDS: np.uint16, PORTABLE: np.float32}
 
 
 def flip_of(stored: str, group: int = VNNI) -> np.uint8:
-    """AMX multiplies bytes of either sign as they are."""
+    """The value that flips an image's bytes. AMX multiplies bytes of either sign as they are."""
     return np.uint8(FLIP if stored == "int8" and group != AMX else 0)
 
 

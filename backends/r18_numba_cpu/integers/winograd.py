@@ -126,6 +126,6 @@ def pays(problem: Problem) -> bool:
 
 
 def extra_problems() -> tuple[Problem, ...]:
-    """As many channels as it takes."""
+    """A problem with the most channels that it takes."""
     deepest = Conv2d(DEPTH, 3, (3, 3), (1, 1), (1, 1), bias=True)
     return (Problem(QuantizedConv2d(deepest, ("uint8",)), ((1, DEPTH, 3, 5),)),)

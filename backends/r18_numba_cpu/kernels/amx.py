@@ -64,7 +64,7 @@ PART_STEPS = 8
 """Steps over K, at least, between two parts of an epilogue."""
 
 PRODUCTS = {types.uint8: ("tdpbusd", "tdpbssd"), types.uint16: ("tdpbf16ps",)}
-"""By the elements of A: of uint8, and of the int8 in it; of bfloat16."""
+"""Instructions by the elements of A: uint8, and int8 stored in it; bfloat16."""
 
 
 class Instructions:

@@ -91,7 +91,8 @@ PRODUCTS: dict[Any, tuple[Any, Any, Callable[..., Any]]] = {
     types.int16: (INTEGERS, dots.WORDS.factors, dots.WORDS.add),
     types.uint8: (INTEGERS, dots.VNNI.factors, dots.VNNI.add),
 }
-"""By the elements of factors: registers of sums and of factors, and what adds products."""
+"""By the elements of factors: registers of sums and of factors, and a function that adds
+products."""
 
 
 @intrinsic

@@ -68,6 +68,6 @@ VNNI = Dot(4, ir.VectorType(BYTE, 4 * LANES) if BYTES_TYPED else INTEGERS, _add_
 WORDS = Dot(2, ir.VectorType(ir.IntType(16), 2 * LANES), _add_words)
 
 BY_ELEMENT = {types.uint8: VNNI, types.uint16: WORDS}
-"""By the elements of a band of A."""
+"""The instruction by the elements of a band of A."""
 
 __all__ = ["BY_ELEMENT", "HAS_VNNI", "HAS_WORDS", "VNNI", "WORDS", "Dot"]
