@@ -106,7 +106,8 @@ class Checked:
         return tally
 
     def text(self, folder: Path | None = None) -> str:
-        """For people. folder: where findings are saved, with the commands that replay them."""
+        """The result as text. folder: where findings are saved, with the commands that replay
+        them."""
         target = self.target
         lines = [f"{target.place}, like {target.operator.title}"]
         given = f"{target.dtype} arrays of {target.arrays}" if target.arrays else target.dtype
@@ -129,7 +130,7 @@ class Checked:
 
     @property
     def verdict(self) -> str:
-        """In a line."""
+        """The verdict in one line."""
         if self.findings:
             return f"wrong: {', '.join(dict.fromkeys(f.check for f in self.findings))}"
         if not self._judged:
@@ -325,7 +326,7 @@ def _paced(how: Profile, found: Found, products: bool) -> tuple[Profile, str]:
 def _here(
     target: Target, found: Found | None, accepted: bool, how: Profile, seed: int, reduced: str
 ) -> Checked:
-    """In this process."""
+    """Search in this process."""
     backend, name = backend_of(target.name), target.name
     reports = tuple(
         run_campaign(backend, kernel, how, seed, backend_name=name, network_name=None)

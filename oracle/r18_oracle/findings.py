@@ -122,7 +122,7 @@ class Finding:
         return self._anywhere().to_json() == other._anywhere().to_json()
 
     def _anywhere(self) -> Finding:
-        """Without the place where its worker stood."""
+        """The finding without the place where its worker stood."""
         details = dict(self.details)
         stood = place(details.pop(STACKS, ""))
         return replace(self, message=self.message.replace(stood, ""), details=details)
@@ -275,7 +275,7 @@ def described(error: BaseException, where: str = "") -> str:
 
 
 def shortened(text: str) -> str:
-    """A text of somebody else's, cut after `MOST_TEXT` characters."""
+    """A foreign text, cut after `MOST_TEXT` characters."""
     if len(text) <= MOST_TEXT:
         return text
     return f"{text[:MOST_TEXT]}… ({len(text):,} characters)"

@@ -64,8 +64,8 @@ def measure_kernel(
 ) -> Part:
     """Call one kernel, in a worker; its arguments are those of `r18_oracle.branches.measure`.
 
-    What an earlier kernel of the worker imported or cached is not executed again; it is part of
-    what that one executed.
+    Code that an earlier kernel of the worker caused to be imported or cached is not executed again;
+    it counts for the earlier kernel only.
     """
     with _covered(root) as coverage:
         loaded = _loaded(backend)
@@ -115,7 +115,7 @@ class _Calls:
     launched: set[str] = field(default_factory=set)
 
     def make(self) -> None:
-        """Make them all, or up to the first that fails."""
+        """Make all calls, or those up to the first that fails."""
         try:
             self.device = device_of(self.backend)
             self._host_code()
@@ -203,7 +203,7 @@ def _covered(root: Path) -> Iterator[Coverage]:
 
 
 def recorder(root: Path) -> Coverage:
-    """It keeps what it records in memory."""
+    """A coverage recorder that keeps its data in memory."""
     pattern = str(root) if root.is_file() else f"{root}/*"
     coverage = Coverage(
         data_file=None,

@@ -25,7 +25,8 @@ def unwritten(kernel: Kernel) -> str:
 
 
 def _workspace_hint(error: BaseException, kernel: Kernel) -> str:
-    """For a line of a plugin that names the workspace, which is empty as none was declared."""
+    """A hint for a plugin's line that names the workspace, which is empty because none was
+    declared."""
     if not isinstance(kernel, HostKernel) or kernel.scratch is not None:
         return ""
     trace = error.__traceback__

@@ -92,7 +92,7 @@ FREED_ON_DEVICE = 4
 """Programs that are made and freed in turn, until one is where another has been. Python's objects
 need more turns than the blocks of a device's allocator, which the next program gets."""
 VALUES = 3
-"""How many different weights those programs have."""
+"""The number of different weights that those programs have."""
 KEPT = 8
 """Programs that are made and kept until one is where none has been."""
 AGAIN = 3
@@ -100,7 +100,7 @@ AGAIN = 3
 ROUNDS = 3
 """Runs of threads that are not held in step."""
 THREADS = 4
-"""With a program each: a pool of two of something is enough for two."""
+"""Threads, each with a program of its own: a pool of two of something is enough for two."""
 PLANNED = ((1, 3), (3, 1))
 """Threads when a program is planned and when it runs."""
 NEW = "in a new program, after other programs of the kernel were freed"
@@ -195,7 +195,8 @@ class State:
         self._declared = declaration(kernel)
 
     def run(self, only: str | None = None) -> list[Problem]:
-        """Every scenario, or one of them; the problems that the ordinary checks should look at.
+        """Play every scenario, or one of them; return the problems that the ordinary checks should
+        look at.
 
         Raises `Failed` with the finding at the first result that other calls have changed.
         """
@@ -292,7 +293,7 @@ class State:
             self._between(case, "groups", many, how)
 
     def _between(self, mine: Case, name: str, other: Problem, how: str) -> None:
-        """A case, then `other`, and the case again. name: the field in which `other` is new."""
+        """Run a case, then `other`, and the case again. name: the field in which `other` is new."""
         program = self._made(mine)
         first = self._must(program, mine, NEW)
         case = self._case_of(other)
@@ -327,7 +328,7 @@ class State:
         self._must(program, self._case, "after a call with other inputs", first)
 
     def _weights(self) -> None:
-        """The same host arrays with other values, then programs freed and made again."""
+        """Put other values into the same host arrays; then free programs and make them again."""
         if not self._case.weights:
             return
         given = self._given(self._case)
@@ -359,7 +360,7 @@ class State:
             return
 
     def _prepared(self) -> None:
-        """Two programs of different weights, prepared in turn by two threads."""
+        """Prepare two programs of different weights in two threads that take turns."""
         if not self._case.weights:
             return
         cases = (self._case, self._case_of(self.problem, 0, 1))
@@ -421,8 +422,8 @@ class State:
 
     @contextmanager
     def _on(self, count: int) -> Iterator[None]:
-        """Another number of threads. A kernel that puts back the number that it found first is no
-        concern of this check, so the state of the process is not looked at."""
+        """Run the block with another number of threads. A kernel that puts back the number that it
+        found first is no concern of this check, so the state of the process is not looked at."""
         with thread_count(count):
             self._watched = False
             try:

@@ -128,7 +128,7 @@ class Names:
 
     @classmethod
     def of(cls, owner: Any) -> Names:
-        """As they are now."""
+        """The present names of an owner."""
         there = _held(owner).values()
         return cls(owner, _watched(owner), there, () if _is_library(owner) else tuple(there))
 
@@ -205,7 +205,8 @@ def _by_numpy(objects: tuple[Any, ...]) -> bytes:
 
 
 def _by_layout(objects: tuple[Any, ...]) -> bytes:
-    """The same in half of the time: a tuple of CPython holds them after its head."""
+    """As `_by_numpy`, in half of the time: a tuple of CPython holds the addresses after its
+    head."""
     return _bytes_at(id(objects) + tuple.__basicsize__, len(objects) * _POINTER)
 
 
@@ -355,8 +356,8 @@ def children() -> frozenset[int]:
 
 
 def _started() -> frozenset[int]:
-    """The processes that this one has started. Linux lists them for each thread; elsewhere every
-    process of the machine is asked for its parent, which takes milliseconds."""
+    """The processes that this one has started. Linux lists them for each thread; elsewhere the
+    parent of every process of the machine is looked up, which takes milliseconds."""
     threads = Path("/proc/self/task")
     if _lists_children():
         found: set[int] = set()

@@ -158,7 +158,7 @@ def _score(
 def _mutate_core(
     table: Path, how: _How, records: Path | None, require: float, as_json: bool
 ) -> None:
-    """Mutants that tests judge."""
+    """Run the mutants that tests judge."""
     from r18_oracle.mutation.tested import device, run_tested
 
     with _progress() as progress:

@@ -85,7 +85,7 @@ class FunctionKernel(Kernel):
         return self._too_long(problem) or self._refused(problem)
 
     def _refused(self, problem: Problem) -> str | None:
-        """By a suite's rules, or by the user's own function."""
+        """Why a problem is refused, by a suite's rules or by the user's own function; or None."""
         call, shapes = self.like.call(problem.op), [*problem.inputs, *self._weight_shapes(problem)]
         given = [None if index is None else shapes[index] for _, index in call.arrays]
         for refuses in (self._by_suite, self.refuses):
@@ -104,7 +104,7 @@ class FunctionKernel(Kernel):
         return self.function.refuses if isinstance(self.function, Adapted) else None
 
     def _weight_shapes(self, problem: Problem) -> list[Shape]:
-        """As the function is given them."""
+        """The shapes of the weights as the function gets them."""
         shapes = [spec.shape for spec in problem.op.weights()]
         return [shape[::-1] for shape in shapes] if self.like.transposes else shapes
 

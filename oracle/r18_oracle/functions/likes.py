@@ -147,7 +147,7 @@ LIKES: dict[str, Like] = {
         ),
     )
 }
-"""By name."""
+"""The operators by name."""
 
 
 def like_of(asked: object) -> Like:

@@ -30,7 +30,7 @@ from r18_oracle.functions.suites.adapted import Adapted
 
 SCHEME = "check:"
 JOINED = r"(?<=\.py)\+|(?<=\.json)\+"
-"""Between the file of a suite's problem and that of its kernel, where these are two."""
+"""Separates the file of a suite's problem from that of its kernel, where these are two."""
 MARK = "__r18_check__"
 """The attribute by which `r18.check.kernel` marks a function: a dict of options."""
 OPTIONS = ("like", "dtype", "arrays", "contract", "refuses")

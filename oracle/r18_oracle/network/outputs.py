@@ -238,8 +238,8 @@ class OutputJudge:
     def loss(self, contender: Contender, runner: Runner) -> float:
         """A contender's loss over its allowance.
 
-        In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer of
-        which every element is explained (`r18_oracle.network.reasons`) by exact sums or those of
+        In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer
+        whose elements are all explained (`r18_oracle.network.reasons`) by exact sums or those of
         float32, else infinite, and `fault` says why. A peer that runs in another precision there is
         judged in that one.
         """

@@ -108,7 +108,7 @@ def unsettled(target: Target) -> Target:
 
 
 def _declared(target: Target) -> Target:
-    """Held to the contract that was given, or to what is expected."""
+    """The target held to the contract that was given, or to what is expected."""
     return target if target.contract else target.with_contract(target.expected)
 
 

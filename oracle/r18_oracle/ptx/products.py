@@ -150,7 +150,7 @@ def _release_wait(function: Function) -> Iterator[Disorder]:
 
 
 def _is_arrival(instruction: Instruction) -> bool:
-    """Says that memory may be used again, not that a copy has begun."""
+    """Whether an arrival says that memory may be used again, not that a copy has begun."""
     return instruction.starts("mbarrier.arrive") and not instruction.starts(
         "mbarrier.arrive.expect_tx"
     )

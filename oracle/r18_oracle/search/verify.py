@@ -144,7 +144,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Nothing was found but what was expected, and all of that; nothing is left."""
+        """Whether kernels ran, the findings are exactly the expected ones, and nothing is left."""
         return self.executed and not (self.findings or self.passed or self.left)
 
     @property
@@ -356,7 +356,7 @@ class _BackendRun:
         return None
 
     def _sort(self) -> None:
-        """Kernels and precisions as they are listed; findings on the network last."""
+        """Sort kernels and precisions as they are listed; findings on the network last."""
         order = {kernel.id: index for index, kernel in enumerate(self.backend.kernels())}
         precisions = list(PRECISIONS)
         result = self.result

@@ -194,7 +194,7 @@ def _listed(arguments: list[Any]) -> str:
 
 
 def _state(module: Any) -> dict[str, Any]:
-    """Without the count of batches, which no kernel for inference reads."""
+    """A module's weights without the count of batches, which no kernel for inference reads."""
     found = module.state_dict().items()
     return {name: value for name, value in found if not name.endswith("num_batches_tracked")}
 

@@ -88,7 +88,7 @@ MODULES: dict[str, Callable[[Any], Found]] = {
     "Softmax": _softmax,
     "ReLU": lambda m: ("relu", {}, ()),
 }
-"""By the name of the class in `torch.nn`."""
+"""Operators by the name of the class in `torch.nn`."""
 FUNCTIONS = {
     "relu": ("relu", 1),
     "relu_": ("relu", 1),
@@ -97,7 +97,7 @@ FUNCTIONS = {
     "add": ("add", 2),
     "softmax": ("softmax", 1),
 }
-"""By the name of a function or a tensor's method: the operator and its count of inputs."""
+"""Operators and their counts of inputs, by the name of a function or a tensor's method."""
 
 
 def traced(model: Any) -> Traced:

@@ -108,7 +108,8 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         yield from self._in_turn((Problem(tall, ((1, 1, BEYOND_INDEX - 1, 1),)),))
 
     def many_tiles(self) -> Iterator[Problem]:
-        """As for floats, with channels for kernels that require a multiple of 16."""
+        """Problems of many tiles like those of floats, with channels for kernels that require a
+        multiple of 16."""
         window = Conv2d(16, 16, (3, 3), (1, 1), (1, 1))
         tiles = (SEVERAL_TILES, 16, 1, 1)
         yield from self._in_turn(

@@ -14,7 +14,7 @@ from r18_oracle.ops.spec import Arrays, Draw, Numbers, Rng, Tensors
 
 
 class ScaleSpec(ScaledSpec[Scale]):
-    """With the problems of a ReLU: any shape."""
+    """The spec of `Scale`, with the problems of a ReLU: any shape."""
 
     op = Scale
     algorithms = ("scale",)

@@ -103,7 +103,7 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
         return self.inner.variants(kind)
 
     def weights(self, problem: Problem, rng: Rng, draw: Draw, scale: float) -> Arrays:
-        """The convolution's, and a scale with which most numbers are in e4m3's range."""
+        """The convolution's weights, and a scale with which most numbers are in e4m3's range."""
         op = problem.op
         assert isinstance(op, ScaledConvMaxPool)
         found = sconv2d.SPEC.weights(Problem(op.conv, problem.inputs), rng, draw, scale)

@@ -44,7 +44,8 @@ class ScaledAvgPoolLinearSpec(ScaledSpec[ScaledAvgPoolLinear]):
     # -- inputs --------------------------------------------------------------------------------
 
     def exact(self, problem: Problem, algorithm: str) -> bool:
-        """Only where the divisor is a power of two, as the factors are."""
+        """Whether results are exact: only where the divisor is a power of two, as the factors
+        are."""
         return self.inner.exact(self._inside(problem), algorithm)
 
     def terms(self, problem: Problem) -> int:
