@@ -79,7 +79,7 @@ class Cpu:
         return ", ".join((f"{self.name}: {' '.join(counts)}", *self.instructions, *caches))
 
     def to_json(self) -> dict[str, Any]:
-        """As records have it."""
+        """The CPU as records have it."""
         lists = {"instructions": list(self.instructions)}
         return asdict(self) | lists | {"caches": dict(self.caches), "sharing": dict(self.sharing)}
 

@@ -1,4 +1,4 @@
-"""Files that somebody names: only regular ones, of bounded size, opened once and read once.
+"""Files that a user names: only regular ones, of bounded size, opened once and read once.
 
 A name may lead to a FIFO, a device or a folder, where reading blocks or never ends, and a file may
 be larger than the memory. `open_file` refuses these without blocking, and everything that reads a

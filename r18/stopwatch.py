@@ -70,7 +70,7 @@ _RUNNING: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 def stopwatch(since_start: str = "") -> Iterator[Stopwatch]:
     """Time the parts of this thread inside.
 
-    since_start: the name of what the process did before; "" leaves it out.
+    since_start: the name of the time since the process began; "" leaves it out.
     """
     watch = Stopwatch()
     if since_start:

@@ -311,7 +311,7 @@ def _cuda_code(path: Path, root: Path) -> str:
     return combined([cuda_tokens(_INCLUDE.sub(lambda found: f"#{own_code(found[1])}", text))])
 
 
-@lru_cache(maxsize=512)  # by text: kernels share headers, and a file may change meanwhile
+@lru_cache(maxsize=512)  # by text: kernels share headers, and a file may change
 def cuda_tokens(text: str) -> str:
     """CUDA C++ without comments, blank lines and the difference between one space and many."""
     code = _TEXT.sub(lambda found: found["kept"] or " ", text.replace("\\\n", " "))

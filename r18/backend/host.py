@@ -284,7 +284,8 @@ def _precision_objection(precision: object) -> str | None:
 
 
 def _run_objection(run: object) -> str | None:
-    """Unless `run` can be called with what r18 gives it, as far as Python knows its signature."""
+    """Why `run` cannot be called with what r18 gives it, as far as Python knows its signature; or
+    None."""
     calls = f"r18 calls run({', '.join(CALL)})"
     if not callable(run):
         return f"run must be a function, not {_named(run)}: {calls}"

@@ -1,7 +1,7 @@
 """Finding backends: entry points, `R18_BACKEND`, `module:attr`.
 
-Listing loads nothing. A backend is imported when it is asked for, and contacts its device in
-`probe()`. An explicit choice never falls back; `auto` takes the first of `AUTO_ORDER` that
+Listing loads nothing. A backend is imported when a caller names it, and contacts its device
+in `probe()`. An explicit choice never falls back; `auto` takes the first of `AUTO_ORDER` that
 probes, then any other installed one by name, and never one that runs in a simulator.
 """
 

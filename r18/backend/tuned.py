@@ -96,7 +96,7 @@ class Table:
         return Table(other.device, choices)
 
     def write(self, path: Path) -> None:
-        """As JSON, whole or not at all."""
+        """Write the table as JSON, whole or not at all."""
         head = {"format": FORMAT, "device": self.device, "unit": "microseconds"}
         choices = {
             precision: {
@@ -119,7 +119,7 @@ def at_batch_1(problem: Problem) -> str:
 
 
 def read_table(path: Path) -> Table:
-    """Raises `UsageError` for a file that is no table, `OSError` for none."""
+    """Read a table. Raises `UsageError` for a file that is no table, `OSError` for none."""
     try:
         data: Any = read_object(path, JSON_LIMIT, UsageError)
         if data["format"] != FORMAT:

@@ -149,7 +149,7 @@ class Network:
         )
 
     def _workspace(self, problem: Problem) -> Buffer:
-        """Enough for every candidate. Kept, because a graph only knows its address."""
+        """A workspace for every candidate. Kept, because a graph only knows its address."""
         if problem not in self._workspaces:
             candidates = self.candidates(problem, self.problems[problem])
             most = max(one.workspace(problem) for one in candidates)

@@ -95,8 +95,8 @@ class Contender:
     algorithm: the algorithm it uses wherever it can, as `conv2d=direct`; empty for its own choice.
     twin:     the very same thing in another precision's rows: made and timed once, for both.
     feed:     makes a runner that takes pixels from host memory; None if it cannot.
-    flush:    makes what overwrites so many bytes of its device's memory; None if it cannot. A CPU's
-              contender needs none.
+    flush:    maps a number of bytes to a function that overwrites as many of its device's memory;
+              None if it cannot. A CPU's contender needs none.
     """
 
     name: str

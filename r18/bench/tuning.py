@@ -125,7 +125,7 @@ class Chain:
 
 
 Link = tuple[Kernel, Problem]
-"""One of a chain."""
+"""A kernel and its problem in a chain."""
 
 
 class Range:

@@ -24,7 +24,7 @@ from r18.machine import machine
 
 ROUNDS = Rounds(warmup=1, repeat=5)
 IMAGES = 1
-"""By which the errors are measured, in float64 on the CPU: 0.3 s each."""
+"""The images by which the errors are measured, in float64 on the CPU: 0.3 s each."""
 TITLE = "speed, float32, one image at a time"
 SHOWN = "PyTorch, eager mode"
 

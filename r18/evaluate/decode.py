@@ -82,7 +82,7 @@ def look(path: Path) -> tuple[bytes, Seen]:
 
 
 def stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    """`Seen.stamp`."""
+    """A file's `Seen.stamp`."""
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 

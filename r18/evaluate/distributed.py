@@ -43,7 +43,8 @@ SERVERS = ("scheduler", "worker", "nanny")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""Else a worker looks for the standard library in the current folder first."""
+"""The variable that keeps a worker from looking for the standard library in the current folder
+first."""
 
 
 # -- on a worker -------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ def _is_undo(head: bytes) -> bool:
 
 
 def _digest(*parts: str) -> str:
-    """SQLite does not notice a changed bit in a value: this does."""
+    """A digest of texts. SQLite does not notice a changed bit in a value; this does."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -326,7 +326,7 @@ def _no_journal(path: Path) -> UsageError:
 
 
 def damaged(path: Path, why: Exception) -> DamagedJournal:
-    """To be raised for a journal that cannot be read as it was written."""
+    """The error for a journal that cannot be read as it was written."""
     return DamagedJournal(
         f"the journal '{path}' is damaged: {plain(why)}\n"
         "  keep the results that are intact with --salvage, start over with --restart, or choose "

@@ -47,7 +47,8 @@ F(2×2, 3×3) grows by less than END_TO_END_MULTIPLE in both.
 """
 
 CUT_OFF_MULTIPLE = 8.0
-"""Sums that may be cut off, of factors as fine as float32, lose so much more than rounded ones.
+"""The ratio of the loss of truncated sums, with factors as fine as float32, to that of rounded
+ones.
 
 A unit that adds 16 products at a time and cuts off loses u|s| of the sum s so far in the mean, and
 always towards zero. Of terms of either sign |s| grows as √k: K/16 steps lose ⅔·(K/16)·u times the
@@ -99,7 +100,8 @@ class Allowance:
 
     @classmethod
     def of(cls, precision: Precision, multiple: float) -> Allowance:
-        """Raises `UnknownName` for a storage format that is no floating-point one."""
+        """The allowance of a precision. Raises `UnknownName` for a storage format that is no
+        floating-point one."""
         u = unit_roundoff(precision.storage)
         if precision.accumulate == "float64":
             return cls(multiple * 2 * _F64_IN_F32, u / _F64_IN_F32 / 3)

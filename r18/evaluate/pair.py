@@ -25,7 +25,7 @@ from r18.weights import Weights
 from r18.weights.precisions import in_precision
 
 FACTOR_ROUNDOFFS = {"tf32": 2.0**-11, "fp16x2": 2.0**-23}
-"""For the formats of factors only."""
+"""The unit roundoffs of formats that only factors have."""
 SAMPLE = 8
 """Images on which losses against float64 are measured before a run."""
 
@@ -220,7 +220,8 @@ def _roundoff(name: str) -> float:
 
 
 def _kernels_sha256(program: Program) -> str:
-    """Over the steps of the plan, their kernels, and the sources of those that are compiled."""
+    """A digest over the steps of the plan, their kernels, and the sources of those that are
+    compiled."""
     digest = hashlib.sha256()
     for step in program.plan.steps:
         source = step.kernel.digest or ""

@@ -58,12 +58,12 @@ class Row:
 
     @property
     def agree_top1(self) -> bool:
-        """The most probable class is the same."""
+        """Whether the most probable class is the same."""
         return self.status == OK and self.backend[:1] == self.reference[:1]
 
     @property
     def agree_top5(self) -> bool:
-        """The five most probable classes are the same, in any order."""
+        """Whether the five most probable classes are the same, in any order."""
         return self.status == OK and set(self.backend) == set(self.reference)
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Row:
 
     @classmethod
     def from_json(cls, data: object) -> Row:
-        """Raises `ValueError` for what is no row."""
+        """The row that JSON data holds. Raises `ValueError` if it holds none."""
         if not isinstance(data, dict) or not data.keys() <= {known.name for known in fields(cls)}:
             raise ValueError(f"{show(data)} is no row")
         row = msgspec.convert(data, cls)
@@ -109,7 +109,8 @@ class BatchRows:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> BatchRows:
-        """Raises `ValueError`, `TypeError` or `KeyError` for what is no batch."""
+        """The batch that JSON data holds. Raises `ValueError`, `TypeError` or `KeyError` if it
+        holds none."""
         times = data["times"]
         rows = tuple(Row.from_json(row) for row in data["rows"])
         return cls(rows, None if times is None else Times(**times))

@@ -33,7 +33,7 @@ def salvage_journal(path: Path, identity: Mapping[str, Any]) -> tuple[int, Path]
 
     Returns the number of rows and the damaged file's new path; None if nothing is damaged. Raises
     `UsageError` if there is no journal, if its heading is not intact or names another evaluation,
-    and if another damaged file lies at the new path; nothing is changed then.
+    and if another damaged file is at the new path; nothing is changed then.
     """
     if not path.exists() or not path.stat().st_size:
         raise UsageError(f"there is no journal '{path}' to salvage")

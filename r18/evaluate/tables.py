@@ -113,7 +113,7 @@ def record(row: Row, bound: float | None) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """With the bytes of a file's name that are no UTF-8 written out."""
+    """The text with the bytes of a file's name that are no UTF-8 written out."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

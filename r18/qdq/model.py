@@ -6,8 +6,9 @@ residual and ReLU come before it, because a sum is requantised once. Whoever run
 recognises this pattern and computes in integers (fused), or computes it as it stands, in float32
 (simulated).
 
-The input is the float image, of which the first QuantizeLinear makes int8: the table of pixels
-rounds in one place, and a library that normalises pixels itself would round in another.
+The input is the float image, and the first QuantizeLinear makes int8 of it, not the table of
+pixels: the table rounds in one place, and a library that normalises pixels itself would round in
+another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A QDQ model of another tool as a quantisation: the same integers and scales, or a refusal.
 
 The model is read from its output backwards, next to the schedule: each step finds its node, and
-each value the QuantizeLinear in front of what reads it. `onnxruntime.quantization.quantize_static`
+each value the QuantizeLinear in front of its reader. `onnxruntime.quantization.quantize_static`
 and NNCF write such models, and `r18.qdq.model` does.
 
 The quantised ops round a sum once, behind bias, residual and ReLU. A model with more roundings (of
@@ -234,7 +234,7 @@ class _Graph:
 
 
 def plain_name(node: Any) -> str:
-    """A node's name, or that of what it makes."""
+    """A node's name, or else its first output's."""
     return show(node.name or node.output[0])[1:-1]
 
 
@@ -465,7 +465,8 @@ class _Reader:
         self._weights[step.name] = QuantizedWeight(integers, each)
 
     def _bias(self, step: Step, name: str) -> None:
-        """Integers in units of the product's scale, or numbers, which are rounded to them."""
+        """Read a bias: integers in units of the product's scale, or numbers, which are rounded to
+        them."""
         what = f"step '{step.name}'"
         weight = self._weights[step.name]
         source = self._scales[step.inputs[0]].scale

@@ -39,7 +39,7 @@ PACKAGES = (
 
 
 def environment(device: DeviceInfo) -> dict[str, Any]:
-    """The device, the versions of what is installed and, for CUDA, the driver.
+    """The device, the versions of installed packages and, for CUDA, the driver.
 
     Plain data of the type `r18.records.kinds.Environment`.
     """

@@ -244,7 +244,8 @@ class Found(Part):
 
 
 class VerifiedKernel(Part, kw_only=True):
-    """digest: of the sources and of the ids of the choices. environment: a key of `environments`.
+    """A verified kernel. digest: of the sources and of the ids of the choices. environment: a key
+    of `environments`.
 
     choices: how often each was taken. checks: how often each was made. Ratios are None where
     nothing was compared.
@@ -555,7 +556,8 @@ class Sanitize(OfDevice, kw_only=True, tag="sanitize"):
 
 
 class PerturbRun(Part):
-    """seed: of problems and inputs. seeds: of delays, for each problem. kinds: of sites."""
+    """A run with perturbed schedules. seed: of problems and inputs. seeds: of delays, for each
+    problem. kinds: of sites."""
 
     profile: str
     network: str | None
@@ -566,7 +568,7 @@ class PerturbRun(Part):
 
 
 class PerturbedKernel(Part):
-    """calls: with and without delays."""
+    """A kernel that ran with delays. calls: with and without delays."""
 
     digest: str | None
     run: str
@@ -578,7 +580,7 @@ class PerturbedKernel(Part):
 
 
 class PerturbedProgram(Part):
-    """batches: in a row, with each seed. broken: what was wrong."""
+    """A program that ran with delays. batches: in a row, with each seed. broken: what was wrong."""
 
     run: str
     date: str

@@ -141,7 +141,8 @@ def answer(names: Sequence[str]) -> None:
 
 
 def _precisions(name: str) -> list[str]:
-    """In which the backend's kernels cover ResNet-18, by the planner; needs no device."""
+    """The precisions in which the backend's kernels cover ResNet-18, by the planner; needs no
+    device."""
     backend, network, covered = load_backend(name), resnet18(), []
     for precision in PRECISIONS:
         try:

@@ -80,8 +80,8 @@ def optimize_resnet(
     calibration: with int8 only. Images as the model takes them: an iterable of tensors (N, 3, H, W)
                in a floating-point dtype, or of pairs of them and labels, as of a DataLoader; or one
                tensor. The first 256 are copied, and looked at again when the model's weights have
-               changed. Or weights with a quantisation (`r18.load_weights` of what `r18 quantize`
-               wrote), or a `Quantization`, of the model's weights as they are.
+               changed. Or weights with a quantisation (`r18.load_weights` of the output of
+               `r18 quantize`), or a `Quantization`, of the model's weights as they are.
     method:    with images, of scales of activations: `mse` (the default), `minmax` or `percentile`.
     bits:      with images, of weights: 8 (the default), 4 or 2; the last two are rounded by
                AdaRound, which takes minutes.

@@ -180,7 +180,7 @@ def _begins_with(stages: list[list[tuple[str, Any]]], kind: type[nn.Module]) -> 
 
 
 def _named(network: ResNet) -> str:
-    """For a message."""
+    """A network's name for a message."""
     return "ResNet-18" if network == ONLY else "its network"
 
 
@@ -283,7 +283,7 @@ def _settings(
 
 
 def _pair(value: Any) -> Any:
-    """PyTorch takes one number for two."""
+    """A setting as a pair: PyTorch takes one number for two."""
     return (value, value) if isinstance(value, int) else value
 
 

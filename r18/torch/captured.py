@@ -237,7 +237,7 @@ _READERS: dict[Any, Callable[[Node], Read | None]] = {
     "mean": _mean,
     F.linear: _linear,
 }
-"""By what a node calls: a function, or a method by its name."""
+"""Readers by the callee of a node: a function, or a method by its name."""
 
 
 def flattened(node: Node) -> Node | None:
@@ -289,7 +289,7 @@ _IN_PLACE: frozenset[Any] = frozenset(
 
 def undisturbed(nodes: Sequence[Node], position: dict[Node, int], order: Sequence[Node]) -> bool:
     """Whether nodes may be computed as one, where the last is: nothing between them, and none of
-    them, changes a tensor that somebody else reads."""
+    them, changes a tensor that another node reads."""
     inside = set(nodes)
     first, last = min(map(position.__getitem__, nodes)), max(map(position.__getitem__, nodes))
     if any(mutates(node) for node in order[first : last + 1] if node not in inside):

@@ -134,7 +134,7 @@ def weights_of(op: Op, given: Sequence[Array], eps: float) -> list[Array]:
         return list(given)
     weight, *biases, scale, shift, mean, var = given
     mean = mean.astype(np.float64)
-    for bias in biases:  # the BatchNorm takes the mean of what has it, from what has not
+    for bias in biases:  # BatchNorm's mean is of sums with the bias, which `bare` lacks
         mean = mean - bias.astype(np.float64)
     bare = replace(op, bias=False, residual=False, relu=False)
     # A schedule has an image, and folding does not depend on it: one window of the kernel.

@@ -213,7 +213,7 @@ class FastResNet(nn.Module):
             if shortcut:
                 x = normed(count, x)
                 count += 1
-            ops.add_relu_.default(y, x, choice.backend)  # nobody else has y
+            ops.add_relu_.default(y, x, choice.backend)  # no other reference to y
             x = y
         return self._classify(x)
 
@@ -257,7 +257,7 @@ class FastResNet(nn.Module):
             if shortcut:
                 x = fused(count, x, False)
                 count += 1
-            ops.add_relu_.default(y, x, choice.backend)  # nobody else has y
+            ops.add_relu_.default(y, x, choice.backend)  # no other reference to y
             x = y
         return self._classify(x.to(images.dtype))
 
@@ -333,7 +333,7 @@ class FastResNet(nn.Module):
 
 
 class FastResNet18(FastResNet):
-    """The same of ResNet-18, and of nothing else: what `optimize_resnet18` returns."""
+    """`FastResNet` of a ResNet-18 only: what `optimize_resnet18` returns."""
 
     _network = ONLY
     _asked = "optimize_resnet18"

@@ -59,7 +59,7 @@ DEVICES = ("cpu", "cuda")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 LAYOUTS = {False: Layout.NCHW, True: Layout.NHWC}
-"""By what `channels_last` says."""
+"""The layout for each value of `channels_last`."""
 
 SCHEMAS = {
     "r18::add_relu": "(Tensor a, Tensor b, str backend) -> Tensor",
@@ -344,7 +344,8 @@ def _schedule(
 
 
 def _quantizer(cache: int, precision: str, operator: str) -> Quantizer | None:
-    """Raises `UsageError` for int8 without one."""
+    """The quantiser of a cache; None in precisions of floats. Raises `UsageError` for int8 without
+    one."""
     if precision != INT8.name:
         return None
     found = QUANTIZERS.get(cache)
@@ -385,7 +386,7 @@ def _resnet_fake(
 
 
 def check_devices(name: str, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
-    """Raise `UsageError` unless the weights lie where the input does."""
+    """Raise `UsageError` unless the weights are on the input's device."""
     elsewhere = dict.fromkeys(str(w.device) for w in weights if w.device != x.device)
     if elsewhere:
         raise UsageError(f"{name}: input is on {x.device}, weights on {', '.join(elsewhere)}")

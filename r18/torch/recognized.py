@@ -194,7 +194,7 @@ class Part:
 
     @property
     def asked(self) -> Asked:
-        """Apart from its tensors; the output is in the layout that PyTorch's would have."""
+        """The layer without its tensors; the output is in the layout that PyTorch's would have."""
         shapes = tuple(map(shape, self.inputs))
         reads, wanted = layout_of(value(self.inputs[0])), layout_of(value(self.nodes[-1]))
         return Asked(Problem(self.op, shapes), self.eps, reads, wanted)
@@ -233,7 +233,7 @@ def find_layers(
 
 
 def _chain(node: Node, reads: Mapping[Node, Read]) -> Iterator[Part]:
-    """A layer that begins at a node, with more and more of what follows it."""
+    """Layers that begin at a node, each with more of the nodes that follow it."""
     first = reads[node]
     op = first.op
     if isinstance(op, (MaxPool2d, GlobalAvgPool, Linear)):

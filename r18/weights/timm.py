@@ -46,7 +46,8 @@ class Settings:
     test_crop: float = 0.0
 
     def preprocess(self, size: int) -> Preprocess:
-        """For images of that size. Raises `WeightsError` for settings that make none."""
+        """The preprocessing for images of that size. Raises `WeightsError` for settings that make
+        none."""
         tested = size == self.test_size and self.test_crop
         crop = self.test_crop if tested else self.crop
         try:
@@ -133,7 +134,7 @@ def _part(value: object, what: str) -> float:
 
 
 def _three(value: object, what: str) -> tuple[float, ...]:
-    """Checked as numbers by `Preprocess`."""
+    """Three numbers, which `Preprocess` checks."""
     if not isinstance(value, list | tuple):
         raise WeightsError(f"{what} must be three numbers, got {show(value)}")
     return tuple(value)

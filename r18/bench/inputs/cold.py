@@ -32,7 +32,7 @@ BYTE = 0x5A
 bytes."""
 
 Flush = Callable[[], None]
-"""Overwrite the caches; complete when it returns."""
+"""A function that overwrites the caches; complete when it returns."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ def flushed_nbytes(kind: str, caches: Mapping[str, int]) -> int:
 
 
 def flush_of(memory: Memory, nbytes: int) -> Flush:
-    """Fills a new buffer of a device's memory each time it is called."""
+    """A function that fills one buffer of a device's memory each time it is called."""
     buffer = memory.empty(nbytes)
     return lambda: memory.fill(buffer, BYTE)
 
 
 def host_flush(nbytes: int) -> Flush:
-    """Reads and writes a new array each time it is called.
+    """A function that reads and writes one array each time it is called.
 
     NOTE: not a fill. For arrays of this size libraries fill with stores that bypass the caches.
     """
