@@ -68,7 +68,7 @@ class Foreign:
 
     @classmethod
     def of(cls, path: Path) -> Foreign:
-        """Raises `UsageError` for a file that declares too little."""
+        """Read a file's declarations. Raises `UsageError` for a file that declares too little."""
         constants: dict[str, Any] = {}
         functions: dict[str, str] = {}
         for node in ast.parse(path.read_text("utf-8")).body:
