@@ -45,8 +45,8 @@ FEW_OUTPUTS = 2**18  # of a step that may run concurrently with another
 FUSED_CLASSIFIER = {"fp32": 0, "tf32": 4, "fp16x3": 4}
 """The largest batch at which pooling and classifier are one launch where no table decides.
 
-Of formats of four bytes: each image's CTAs read its pixels and all weights again, from a few images
-on more than two launches read. No batch was measured.
+For formats of four bytes only. Each image's CTAs read its pixels and all weights again: from a few
+images on that is more than two launches read. No batch was measured.
 """
 TUNED = Path(__file__).parent / "tuned"  # tuning tables of measured devices
 INSTALL = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"

@@ -15,8 +15,8 @@ Arrays = tuple[Array, ...]
 FLOAT_NBYTES = 4
 
 VECTOR, PANEL = 16, 32
-"""float32 lanes of the widest register, and columns of the widest panel. Those of narrower
-registers divide them."""
+"""float32 lanes of the widest register, and columns of the widest panel. The numbers of
+narrower registers divide them."""
 
 TILE_ROWS = (6, 14)
 """The most rows of a register tile, with narrow and with wide registers."""

@@ -10,7 +10,7 @@ float32. Each way adds an output's K products in a tree of its own:
   each, which begin at 0, then the two sums, and then that to the sum so far (the same, TDPBF16PS).
 - float32's micro-kernel adds product after product.
 
-All round to the nearest, ties to even, and do not consult MXCSR. What is added to 0 is exact. So a
+All round to the nearest, ties to even, and do not consult MXCSR. Adding to 0 is exact. So a
 product passes at most K − 1 roundings in a chain, and in tiles of p pairs and s steps, K = 2ps, at
 most (p − 1) + 1 + (s − 1). The bound of `sum`, γ_n·S, holds for every tree, with n = K and one for
 each addend of the epilogue.

@@ -67,8 +67,8 @@ struct Halo {
   int rows, columns;
   unsigned inverse;  // of the stride, in units of 2^-16
 
-  // What the swizzle adds to the chunks of a pixel of this column. Any number is right, if it is
-  // the same where a pixel is written and where it is read.
+  // The number that the swizzle combines with the chunks of a pixel of this column. Any number is
+  // right, if it is the same where a pixel is written and where it is read.
   __device__ __forceinline__ unsigned key(unsigned column) const {
     return (column * inverse >> 16) % CHUNKS;
   }

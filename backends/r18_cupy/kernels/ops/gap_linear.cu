@@ -45,7 +45,7 @@ __device__ __forceinline__ int place_of(int vector, int part) {
   return W == 8 ? vector * W + (part ^ (vector / 4 % 2)) * 4 : vector * W + part * 4;
 }
 
-// What a CTA pools: `vectors` of the image's channels from `first` on, of up to `share`.
+// The channels that a CTA pools: `vectors` of the image's from `first` on, of up to `share`.
 struct Share {
   int first, vectors, share;
 };

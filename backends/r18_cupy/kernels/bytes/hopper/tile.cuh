@@ -1,5 +1,5 @@
-// What the `wgmma` convolutions of bytes share, of integers and of e4m3: threads, mbarriers,
-// products and slabs. NHWC.
+// Threads, mbarriers, products and slabs shared by the `wgmma` convolutions of bytes, which are
+// integers or e4m3 numbers. NHWC.
 //
 // A producer warp fills shared memory by TMA; consumer warpgroups multiply. Rows of A are output
 // channels, rows of B output pixels, as in hopper/products.cuh.
