@@ -344,7 +344,7 @@ def target_of(place: str, like: object | None = None, **options: Any) -> Target:
     """The target of a place, as the command line names it; the function's mark adds to it.
 
     like: an operator, or the file of a suite's problem, for a `ModelNew` or a solution. options:
-    those of `Target`. What is empty is as if it were not given. Raises what loading the function
+    those of `Target`; an empty one counts as not given. Raises what loading the function
     raises, and `UsageError` for an unknown option.
     """
     if isinstance(like, str) and like.endswith((".py", ".json")):

@@ -97,7 +97,7 @@ def measure(
     kernels = {kernel.id: kernel for kernel in backend.kernels()}
     jobs = [kernel_job(measure_kernel, name, one, how, seed, network, root=root) for one in kernels]
     parts: dict[str, Part] = {}
-    # What compiles a kernel is run only if nothing compiled is found.
+    # Code that compiles a kernel runs only if no compiled code is found.
     with tempfile.TemporaryDirectory(prefix="r18-") as empty, caching_in(Path(empty)):
         for outcome in run_jobs(
             jobs, workers=workers, on_progress=lambda job, problem: on_kernel(job.kernel)

@@ -220,8 +220,8 @@ def observe(
     times:   how often to enqueue the same launch.
     alias:   give it its first input's buffer as output, as a plan may for `in_place`.
     late:    fill memory, except for prepared weights, by a copy that is enqueued just before the
-             kernel and ends late; until then it holds NaN. What is read too early is NaN, and what
-             is written too early is lost. For an `overlapping` stream.
+             kernel and ends late; until then it holds NaN. An early read gives NaN, and an
+             early write is lost. For an `overlapping` stream.
     watched: record what it calls.
     process: the state of the process before; by default its present state.
     prepared: the weights of an earlier call on a case with the same problem and weights. Without

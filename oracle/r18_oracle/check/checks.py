@@ -126,13 +126,13 @@ class Examination:
     def run(self, rounding: str = "normal", *, light: bool = False) -> bool:
         """Every check that applies; False if the kernel refuses the problem.
 
-        Of a problem too large to be allocated, these are `declaration` and `refusal`.
+        For a problem too large to be allocated, these are `declaration` and `refusal`.
         rounding: the rounding kind of input to use. light: one call per kind of input and no
         repetitions, for problems as large as the network's.
         """
         self._kind = "none"
         self._results: list[tuple[Case, Array]] = []
-        # What a replay needs in addition.
+        # Further details that a replay needs.
         self._how: dict[str, Any] = {"rounding": rounding, "light": light, "only": self.only}
         self._process = Process.now()
         declared = self._declaration()

@@ -22,7 +22,7 @@ is deterministic, and weights must be the same before and after.
 
 A kernel may be wrong on B for any other reason. So before B is blamed on A, other problems with B's
 field are called, which A cannot have prepared the way for. If one of them is wrong too, B is a
-suspect for the ordinary checks. What remains is confirmed in a fresh process
+suspect for the ordinary checks. Other faults are confirmed in a fresh process
 (`r18_oracle.search.history`).
 """
 
@@ -401,7 +401,7 @@ class State:
     def _threads(self) -> None:
         good = [p for p in self.others.values() if p not in self.suspects]
         problems = islice(chain(good, repeat(self.problem)), THREADS - 1)
-        # Of other values: problems of one seed begin with the same ones.
+        # With other values: problems of one seed begin with the same ones.
         rest = (self._case_of(problem, inputs=1 + i) for i, problem in enumerate(problems))
         cases = [self._case, *rest]
         programs = [self._made(case) for case in cases]

@@ -1,8 +1,8 @@
 """Shrinking a problem that fails: smaller problems, the boldest first, until none fails.
 
 Hypothesis cannot shrink what it has not drawn: corners, crossings, problems of the network, and
-those that ended a worker process. What it has drawn is smallest only in its own order, so it is
-shrunk here too.
+those that ended a worker process. Its smallest drawn problem is smallest only in its own order, so
+that is shrunk here too.
 """
 
 from __future__ import annotations

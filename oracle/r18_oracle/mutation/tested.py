@@ -63,8 +63,8 @@ Progress = Callable[[int, int, str], None]
 class Part:
     """Files of a package, by globs relative to it, and the tests that judge changes to them.
 
-    classes: the operators of the changes; () for all. Of files that kernels run, the oracle judges
-    the others. kinds: those of the changes, of `KINDS`; () for all.
+    classes: the operators of the changes; () for all. In files that kernels run, the oracle judges
+    the other operators. kinds: those of the changes, of `KINDS`; () for all.
     """
 
     package: str

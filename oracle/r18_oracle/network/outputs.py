@@ -145,8 +145,8 @@ class IntegerYardstick:
         """Describe the first fault inside a peer; empty where a known arithmetic without saturating
         sums gives every element of every value.
 
-        Of the same images as its output, which must be that of the peer looked into. mode: the
-        peer's.
+        The images are those of its output, which must equal that of the peer that is examined.
+        mode: the peer's.
         """
         images = seeded_images(self._schedule, min(batch, IMAGES), SEED).values
         images = images[np.arange(batch) % len(images)]

@@ -1,7 +1,7 @@
 """Sums of products as CPUs without VNNI add them: pairs, saturated to int16.
 
 AVX2 and AVX-512 without VNNI multiply 32 or 64 bytes at a time by `vpmaddubsw`: uint8 activations
-by int8 weights, two neighbouring products in a sum that saturates to −32,768 … 32,767. Those sums
+by int8 weights, two neighbouring products in a sum that saturates to −32,768 … 32,767. These sums
 are added exactly. Which products are neighbours depends on the order in which a library holds its
 activations and weights, so each order that libraries use has a name here:
 

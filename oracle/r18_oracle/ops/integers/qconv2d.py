@@ -281,7 +281,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
 
         Biases, multipliers and residuals are drawn such that the number is a tie, or one to the
         last bit of float32, and tried: those for which the variation gives another integer stay.
-        Of very many channels the later ones get those of the first.
+        If there are more channels than `SEARCHED`, the later ones get those of the first.
         """
         channels, residual = op.conv.out_channels, op.conv.residual
         size = min(channels, SEARCHED), CANDIDATES

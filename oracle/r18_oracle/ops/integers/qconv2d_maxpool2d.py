@@ -1,6 +1,6 @@
 """A quantised convolution and the max-pooling of its integers, as one op.
 
-Of integers, or of an image that it makes integers of: pixels or numbers.
+Its image is in integers, or in pixels or numbers that it makes integers of.
 """
 
 from __future__ import annotations

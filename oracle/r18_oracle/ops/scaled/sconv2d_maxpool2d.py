@@ -1,6 +1,6 @@
 """A scaled convolution and the max-pooling of its numbers, as one op.
 
-Of e4m3 numbers, or of an image in float32 that it makes e4m3 numbers of.
+Its image is in e4m3, or in float32, which it rounds to e4m3.
 """
 
 from __future__ import annotations
