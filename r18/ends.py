@@ -34,7 +34,7 @@ SAME_SECONDS = 2.0
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP. What is cleaned up at Ctrl-C is cleaned up here too."""
+    """SIGTERM or SIGHUP, as a `KeyboardInterrupt`: it triggers the same cleanup as Ctrl-C."""
 
 
 class _Signals:

@@ -1,7 +1,7 @@
 """Functions that another installed package gives to the core, found by entry point.
 
-The core knows no oracle, but `r18 bench --check` asks one. Whoever can answer registers a function
-under the entry-point group `r18.hooks`, by the name of the question.
+The core knows no oracle, but `r18 bench --check` asks one. A package that can answer registers a
+function under the entry-point group `r18.hooks`, by the name of the question.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ STAT, STARTED = Path("/proc/self/stat"), 19
 class Stopwatch:
     """Seconds of parts, in the order of their beginnings.
 
-    What is in a part of a part counts for the inner one alone.
+    Time in a part within a part counts for the inner one only.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 Records of a device name a kernel together with this digest. When it changes, the record no longer
 covers the kernel, and `r18 verify --stale` runs the kernel again.
 
-What counts is code:
+Code counts:
 
 - Python by its syntax tree, without comments, docstrings and formatting, in a form that is the
   same in every version of Python.
@@ -70,8 +70,8 @@ class PythonSources:
     def _imported(self, path: Path, files: Collection[Path]) -> list[str]:
         """A module's imports, one name a line, sorted: their order and grouping do not count.
 
-        The code of an imported module takes the place of its name if it is one of `files`. Of the
-        core only the imported name counts, since the core may move its modules.
+        The code of an imported module takes the place of its name if it is one of `files`. For
+        the core only the imported name counts, since the core may move its modules.
         """
         found = set()
         for node in _statements(_tree(path)):

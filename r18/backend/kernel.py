@@ -37,7 +37,7 @@ class RoundingContract:
                 about the order.
     promoted:   p, where truncated sums hold at most p products before they are added to a sum that
                 is rounded to nearest, and each tap has at most one such sum for every p channels.
-                0: sums are truncated to their end. Of split factors it says this of the products
+                0: sums are truncated to their end. With split factors it applies to the products
                 of first halves.
     output:     the format to which the result is rounded once where it is narrower than
                 `accumulate`: the one that it is stored in, or tf32, whose numbers float32 holds (to
@@ -136,7 +136,7 @@ class Kernel(ABC):
     variant_of: the id of the kernel that chooses this one by the problem's size, such as one tile;
                None for a kernel that no other chooses. See `Backend.variants`.
 
-    Of a kernel compiled from its own sources, by which records tell whether it has changed:
+    For a kernel compiled from its own sources, so that records can tell whether it has changed:
 
     digest:    sha256 over everything that decides its results: device sources, flags, host code.
                None, the default, for a kernel that is not compiled from sources.

@@ -1,7 +1,7 @@
 """Importing and making a plugin's backend, and saying what is wrong with one.
 
 Each function raises `BackendUnavailable` with the cause, the place in the plugin's code, and what
-to do. Whatever a plugin raises becomes one, so that a broken plugin never hides the others.
+to do. Any error that a plugin raises becomes one, so that a broken plugin never hides the others.
 """
 
 from __future__ import annotations

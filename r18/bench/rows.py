@@ -122,7 +122,7 @@ class Row:
     best_ratio: the same to the fastest of `PEERS`, which `best_peer` names.
     arena_nbytes, weight_nbytes: as planned; None where the contender does not say.
     peak_rss_nbytes: growth of the process from before it was made to the peak of its first run;
-                Linux and CPU only, else None. What a library allocates on its first use counts
+                Linux and CPU only, else None. A library's allocations on its first use count
                 for the contender that is first to use it.
     steps:      median milliseconds of each step, if asked for.
     algorithm:  as its contender says. kernels: the steps that each kernel runs, by its id.
@@ -207,7 +207,7 @@ class Row:
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """The rows with their ratios to peers of the same device kind, precision and batch.
 
-    Of times, and of errors.
+    The ratios are of times, and of errors.
     """
 
     def key(row: Row) -> tuple[str, str, int]:

@@ -69,8 +69,8 @@ class Result:
     def warnings(self) -> list[str]:
         """Why times may say little, and which were bought with a larger error.
 
-        Of the machine, of each row that spreads widely, and of each row that is faster than PyTorch
-        and less exact.
+        There are warnings about the machine, about each row that spreads widely, and about each row
+        that is faster than PyTorch and less exact.
         """
         rows = [row.to_json() for row in self.rows]
         of_cpu = any(row.device_kind == "cpu" for row in self.rows)

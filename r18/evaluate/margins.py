@@ -36,11 +36,11 @@ F(4×4, 3×3): of random data, a sum of C products of transformed factors at (i,
 variance |G_i|²|G_j|²|B_i|²|B_j|² (rows of G and Bᵀ), and enters output (p, q) of a tile with the
 weight A_pi·A_qj (rows of Aᵀ). With s_p = Σ_i A_pi²|G_i|²|B_i|²:
 
-- What the products round off has a variance ∝ C·s_p·s_q at (p, q), where those of a plain sum have
-  9C: √(s_p·s_q/9) times the error (the oracle's `winograd.growth`), at the worst place of a tile
-  7.5 times.
-- What the additions round off, one after another, has a variance ∝ C²/2·s_p·s_q, where those of a
-  plain sum of 9C terms in 64 partial sums (see END_TO_END_MULTIPLE) have (9C)²/2/64: 8/3 times as
+- The products' rounding errors have a variance ∝ C·s_p·s_q at (p, q), where those of a plain sum
+  have 9C: √(s_p·s_q/9) times the error (the oracle's `winograd.growth`), at the worst place of a
+  tile 7.5 times.
+- The rounding errors of additions one after another have a variance ∝ C²/2·s_p·s_q, where those of
+  a plain sum of 9C terms in 64 partial sums (see END_TO_END_MULTIPLE) have (9C)²/2/64: 8/3 times as
   much more as the products, 19.95 times. That is the larger, and less than this multiple.
 
 F(2×2, 3×3) grows by less than END_TO_END_MULTIPLE in both.
@@ -51,7 +51,7 @@ CUT_OFF_MULTIPLE = 8.0
 ones.
 
 A unit that adds 16 products at a time and cuts off loses u|s| of the sum s so far in the mean, and
-always towards zero. Of terms of either sign |s| grows as √k: K/16 steps lose ⅔·(K/16)·u times the
+always towards zero. With terms of either sign |s| grows as √k: K/16 steps lose ⅔·(K/16)·u times the
 last |s|. Rounded, K additions one after another lose (u/√3)·√(K/2) times it (see
 END_TO_END_MULTIPLE). The one is √(6K)/24 times the other: 6.9 for the longest sums of a ResNet-18,
 K = 4,608, and this is the power of two above it. In the other precisions that tensor cores multiply

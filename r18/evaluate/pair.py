@@ -102,8 +102,8 @@ class Pair:
     def evaluate(self, batch: Batch, images: Sequence[Decoded]) -> BatchRows:
         """The rows of a batch, in its order, and the times; at most as many as a run takes.
 
-        What runs is always a whole batch: places without an image hold zeros, and what comes of
-        them is dropped. A sample's result does not depend on its neighbours.
+        A run is always a whole batch: places without an image hold zeros, and their outputs are
+        dropped. A sample's result does not depend on its neighbours.
         """
         pixels_of = [image.pixels for image in images]
         readable = [image for image in pixels_of if not isinstance(image, ImageError)]
@@ -160,7 +160,7 @@ class Pair:
             return 0.0
         algorithms = (step.kernel.contract.algorithm for step in program.plan.steps)
         allowance = Allowance.of(precision, multiple(algorithms, precision))
-        # Of float64 nothing can be seen from float64: the allowance scales the loss in float32.
+        # float64's own loss cannot be seen in float64: the allowance scales the loss in float32.
         yardstick = "fp32" if precision.accumulate == "float64" else precision.name
         if yardstick not in losses:
             losses[yardstick] = self._loss(yardstick, exact, pixels)

@@ -143,7 +143,7 @@ def evaluate(
     An image that cannot be read is a row like the others. Raises `UsageError` for a table that is
     there already or cannot be written, for a journal of something else (see `open_journal`), and
     for an image that was replaced since; `R18Error` for images that vanish or change while it runs;
-    what the engine raises. Whatever is raised, and when the process is killed, the journal holds
+    what the engine raises. After any error, and when the process is killed, the journal holds
     every finished batch, and the same call continues from there.
     """
     check_ready(out, restart)

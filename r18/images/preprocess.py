@@ -433,8 +433,8 @@ def _formats() -> tuple[str, ...]:
 class _QuietPillow:
     """While any thread is inside, warnings that Pillow's modules emit are ignored.
 
-    What matters among them (too many pixels) is an `ImageError` here. `warnings.catch_warnings`
-    does not do: it saves and restores the whole process's filters, so overlapping threads leave
+    The one that matters (too many pixels) is an `ImageError` here. `warnings.catch_warnings` is no
+    substitute: it saves and restores the whole process's filters, so overlapping threads leave
     each other's filters behind. This puts one entry in and takes that same entry out.
     """
 

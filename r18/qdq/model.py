@@ -2,7 +2,7 @@
 
 The model says what the quantised schedule says, and every integer tensor has the name of its value
 there. A convolution stands between the DequantizeLinear of its inputs and one QuantizeLinear: bias,
-residual and ReLU come before it, because a sum is requantised once. Whoever runs the model either
+residual and ReLU come before it, because a sum is requantised once. A runtime either
 recognises this pattern and computes in integers (fused), or computes it as it stands, in float32
 (simulated).
 

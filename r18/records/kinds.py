@@ -499,7 +499,7 @@ class MutateRun(Part, kw_only=True):
     state: dict[str, dict[str, Count]] | UnsetType = UNSET
     """How many structural mutants of each class have which status. The score is of tokens."""
     samples: dict[str, MutateSample] | UnsetType = UNSET
-    """The last run of other files, by their glob. Those of the first run keep the score above."""
+    """The last run of other files, by their glob. The first run's files keep the score above."""
     results: dict[str, Fate]
 
 
@@ -741,7 +741,7 @@ class CeilingsRecord(OfDevice, kw_only=True, tag="ceilings"):
 
     rates, copy:  of a library's matrix products, and of its copy.
     instructions: operations a second, by precision and instruction. memory: bytes a second, by
-    what moves them. Of devices whose backend measures them.
+    the kind of access. Both only for devices whose backend measures them.
     """
 
     times: ClassVar[bool] = True

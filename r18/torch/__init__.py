@@ -72,7 +72,7 @@ def optimize_resnet(
     fuse:      `add_relu`: the residual sum and ReLU of each block; `conv_bn_relu`: and each
                convolution with its BatchNorm and ReLU; `all`: everything.
     precision: a name of `r18.graph.precision.PRECISIONS` that the backend computes in. None: the
-               model's own (float32 is fp32). Whatever it is, images go in and logits come out in
+               model's own (float32 is fp32). With each, images go in and logits come out in
                the model's dtype. At level `add_relu` the model computes, so it must be None.
                int8 is for level `all` and needs a `calibration`; docs/integers.md specifies it.
     backend:   as `r18.backend.registry.get_backend` takes it; it must compute where the model is.

@@ -1,8 +1,8 @@
 """Read a captured graph of PyTorch's into our ops: node by node, as `torch.compile` gives it to a
 backend.
 
-A node is read into an op at fusion level `none`, or not at all. What a node computes in PyTorch and
-no op of ours does has a reason, in words.
+A node is read into an op at fusion level `none`, or not at all. A node that none of our ops
+computes has a reason, in words.
 """
 
 from __future__ import annotations

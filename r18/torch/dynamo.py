@@ -10,9 +10,9 @@ How it works
 3. The graph goes to inductor with these operators in it. It runs as it is where nothing else is
    left, or where inductor has no compiler.
 
-What is not for our kernels is left to inductor with a reason: gradients, training mode, autocast,
-dtypes, dynamic shapes, settings without a kernel. `explain` returns the reasons, and the logger
-`r18.torch.dynamo` has them at level INFO.
+Calls that are not for our kernels are left to inductor with a reason: gradients, training mode,
+autocast, dtypes, dynamic shapes, settings without a kernel. `explain` returns the reasons, and the
+logger `r18.torch.dynamo` has them at level INFO.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def compile_graph(
     model's dtype, such as tf32; `rest`: `inductor`, or `eager` for what is left of the graph.
 
     Raises `UsageError` for other options or a mode, `BackendUnavailable` for a backend that was
-    asked for and cannot compute where the model is. Whatever else is not for our kernels is left to
-    the rest.
+    asked for and cannot compute where the model is. All other calls that are not for our kernels
+    are left to the rest.
     """
     compiled, report = _compiled(graph, examples, mode, options)
     log.info("%s", report)

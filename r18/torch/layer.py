@@ -7,7 +7,7 @@
     memory if `channels_last`; that of global pooling is (N, C).
 
     `weights` of a convolution are its weight, its bias if it has one, and where `eps` is above 0
-    those of its BatchNorm: weight, bias, running_mean, running_var. Of a linear layer they are its
+    those of its BatchNorm: weight, bias, running_mean, running_var. For a linear layer they are its
     weight and its bias, if it has one.
 
 `cache` is the handle of a `Followed`, as for the operators of `r18.torch.operators`. Importing this

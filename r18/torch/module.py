@@ -274,8 +274,8 @@ class FastResNet(nn.Module):
     def refresh(self) -> None:
         """Read the model's weights again, for changes that PyTorch does not count.
 
-        Those are what is written through `.data`, and any change at all for whoever replays a
-        CUDA graph: packed weights are rewritten where they are, and the graph reads them there.
+        These are writes through `.data`, and any change at all if the caller replays a CUDA graph:
+        packed weights are rewritten where they are, and the graph reads them there.
         """
         self._follow()
         tensors = self._architecture.tensors()

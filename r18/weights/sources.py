@@ -226,8 +226,8 @@ def resolved(source: str) -> str:
 def check_source_named(source: str, where: str) -> None:
     """Raise `WeightsError` for a source that a file names, if it is itself a file or a folder.
 
-    Whoever wrote the file would choose what is read here: the user repeats it. where: the file, as
-    the message begins.
+    The file's author would choose what is read here, so the user has to repeat it. where: the file,
+    as the message begins.
     """
     if not is_plain(source):
         raise WeightsError(

@@ -208,7 +208,7 @@ class _Measurement:
         gamma = _uniform(self.seed, names["weight"], (op.channels,), low, high)
         beta = normal(self.seed, names["bias"], (op.channels,), BETA)
         means, variances = _moments(x)
-        # What follows uses the float32 tensors, as the network will.
+        # The code below uses the float32 tensors, as the network will.
         gamma, beta, mean, var = (
             self._keep(names[role], values).astype(np.float64)[:, None, None, None]
             for role, values in (
