@@ -141,7 +141,7 @@ def pack(op: Sum, weights: Arrays, group: int) -> Arrays:
 
 @lru_cache(maxsize=1024)
 def numbers(op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool) -> Array:
-    """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
+    """The kernel's arguments that are not arrays, as int64. Cached: every run needs them."""
     conv = as_conv(op)
     shape = band_shape(op, read, written, group)
     cut = blocks(shape, most_threads(), group)

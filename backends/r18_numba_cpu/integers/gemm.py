@@ -70,7 +70,7 @@ def conv_shape(op: Sum, read: Shape, written: Shape) -> ConvShape:
 
 @lru_cache(maxsize=1024)
 def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
-    """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
+    """The kernel's arguments that are not arrays, as int64. Cached: every run needs them."""
     shape = conv_shape(op, read, written)
     cut, how = blocks(shape, most_threads(), group), requantization(op, group)
     extra: tuple[int, ...] = ()

@@ -98,7 +98,7 @@ def pack_filters(op: QuantizedConv2d, weights: Arrays) -> Arrays:
 
 @lru_cache(maxsize=1024)
 def numbers(op: QuantizedConv2d, read: Shape, written: Shape) -> Array:
-    """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
+    """The kernel's arguments that are not arrays, as int64. Cached: every run needs them."""
     shape = conv_shape(op, read, written)
     return np.array((*shape, *map(int, requantization(op, WORDS)), *tiling(shape)), np.int64)
 

@@ -16,7 +16,7 @@
 
 constexpr int PROMOTED = 2;  // K steps of high halves in a K tile
 
-// Registers of a thread that are no accumulators.
+// Registers of a thread that are not accumulators.
 constexpr int OTHER_REGISTERS = 44;
 
 // Makes the compiler treat registers as read and written here. It does not know that `wgmma` writes

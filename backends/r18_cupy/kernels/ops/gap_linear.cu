@@ -9,7 +9,7 @@
 // 4. A warp computes the products of the means, which are not rounded to storage, and its features'
 //    weights. A butterfly adds the lanes; bias is added, and the output is rounded once.
 //
-// The order of every sum depends on the extents of one image and on the cluster alone, so that a
+// The order of every sum depends only on the extents of one image and on the cluster, so that a
 // sample's bits are the same in any batch.
 //
 // Constraints: channels are whole vectors of 16 bytes, at most MOST_CHANNELS. 512 threads per CTA.

@@ -11,7 +11,7 @@ from r18_numba_cpu.kernels.vector import LANES, load, load_lanes, relu, store_la
 
 
 def storing(put: Any) -> Any:
-    """`store_tile` with a `store_lanes`. NOTE: that is no argument, as in `amx.banded`."""
+    """`store_tile` with a `store_lanes`. NOTE: that is not an argument, as in `amx.banded`."""
 
     @function
     def store_tile(rows, sums, at, tile, terms):

@@ -5,7 +5,7 @@
 // 1. A producer warpgroup reads the image's lines, makes bytes of them (stem_image.cuh), and writes
 //    these into a ring in shared memory, four lines per stage, four pixels per thread and line.
 // 2. A consumer warpgroup multiplies the turn's two rows and pools each one. Its weights stay in
-//    registers, so that shared memory is read for B alone. There is no room for a second
+//    registers, so that shared memory is read for B only. There is no room for a second
 //    accumulator: the SM's other CTA multiplies while this one pools.
 // 3. Only pooled sums are finished: multipliers are positive and every step keeps order, so the
 //    largest sum becomes the largest number. The numbers go through shared memory to be written
