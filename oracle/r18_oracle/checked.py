@@ -68,10 +68,10 @@ class Checked:
     """The result.
 
     target: settled, if it could be. found: what the probes found; None if they crashed.
-    accepted: the contract was given, so that a narrow one is no fault.
+    accepted: the contract was given, so that a narrow one is not a fault.
     reports: of the search, one for each contract; findings: all of them. After two searches they
     are those of the second; seconds: of both.
-    reduced: what a slow function was not asked for, in a sentence; "" if nothing.
+    reduced: how the search of a slow function was reduced, in a sentence; "" if it was not.
     """
 
     target: Target

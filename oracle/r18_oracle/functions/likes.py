@@ -28,7 +28,7 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """An argument that is no array. default: what the operator takes where it is not given."""
+    """An argument that is not an array. default: what the operator takes where it is not given."""
 
     name: str
     value: Any

@@ -156,7 +156,7 @@ def trial(
     kernels: in the order of examination. silence_seconds: the time limit of one call. precisions:
     those in which the network `NETWORK` is run after the kernels.
     A process that dies, a failing import and an exception in the oracle are findings too. Findings
-    of the checks `INVALID`, `SAME_CODE` and `LATE` are no faults: the mutant was not examined.
+    of the checks `INVALID`, `SAME_CODE` and `LATE` are not faults: the mutant was not examined.
     Raises `UsageError` on a system without `fork`, and `R18Error` if this machinery itself fails.
     """
     if not hasattr(os, "fork"):

@@ -2,7 +2,7 @@
 
 Three products B, s and −B, with s = B·2⁻ᵏ, stand at random places of a sum, and zeros everywhere
 else. Where B and −B meet first the result is s, whatever the accumulator. Elsewhere B + s has to be
-held, which p bits do for k < p alone. So the smallest k at which any of the placements loses s is
+held, which p bits do only for k < p. So the smallest k at which any of the placements loses s is
 p, whatever the order of the sum is. Long sums show accumulators that are only narrow between parts
 (a partial sum in float16), and short ones those that only short sums have.
 
