@@ -11,7 +11,7 @@ Semantics of the ops (a kernel documents only differences, and may not differ in
   output element that does not depend on it (in a Winograd kernel: an element of another tile).
 - Conv2d is cross-correlation: y[n,o,i,j] = Σ w[o,c,r,s]·x[n,c, i·stride−pad+r, j·stride−pad+s],
   where x outside the image is +0. With a dilation the taps are at r·dilation and s·dilation; with G
-  groups an output o of group ⌊o·G/O⌋ sums over the C/G channels of that group alone, and w has as
+  groups an output o of group ⌊o·G/O⌋ sums over the C/G channels of that group only, and w has as
   many. A zero weight times an infinite or NaN pixel is NaN. The fused operations come after the
   sum, in this order: bias, residual, ReLU. Where an infinite or NaN weight meets padding, its
   product with +0 is NaN or is left out: libraries do either, so such an output is not specified.

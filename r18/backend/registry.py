@@ -27,7 +27,7 @@ from r18.errors import BackendUnavailable, UsageError, plain, show, unknown
 GROUP = "r18.backends"
 VARIABLE = "R18_BACKEND"
 AUTO_ORDER = ("cupy", "numba", "numba-cpu", "numpy", "torch")
-"""The order in which `auto` tries, on real devices alone; documented in the README."""
+"""The order in which `auto` tries backends, on real devices only; documented in the README."""
 
 
 def installed() -> dict[str, EntryPoint]:

@@ -240,7 +240,7 @@ def moved_nbytes(problem: Problem, precision: Precision) -> int:
 
 
 def own_operations(problem: Problem, algorithm: str) -> int:
-    """Operations of the products alone that an algorithm (of a kernel's id) does for a problem.
+    """The operations of an algorithm (of a kernel's id) for a problem, counting products only.
 
     F(m×m, 3×3) has (m + 2)² products a tile of m×m outputs, input channel and output channel
     (Lavin and Gray, CVPR 2016). A convolution that it does not compute costs what the definition

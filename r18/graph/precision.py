@@ -3,7 +3,7 @@
 `tf32` stores float32 and rounds the factors of each product to 11 significand bits; a kernel may
 round its outputs to as many, since the next layer multiplies no more of them. `fp16x3` stores
 float32 and splits each factor in two float16 numbers, the second scaled by 2¹¹: three products of
-them make one of float32's grade on units that know float16 alone. `fp8` stores numbers in e4m3,
+them make one of float32's grade on units that only support float16. `fp8` stores numbers in e4m3,
 with the scales of `r18.graph.scaled`. `int8` stores 8-bit integers and sums in 32-bit ones.
 bfloat16 and e4m3 arrays on the host use the dtypes of `ml_dtypes`.
 """

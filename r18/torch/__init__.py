@@ -3,9 +3,9 @@
     from r18.torch import optimize_resnet
     fast = optimize_resnet(model, fuse="all")
 
-`optimize_resnet` takes any ResNet of torchvision's, `optimize_resnet18` a ResNet-18 alone.
-`torch.compile(model, backend="r18")` takes any model (`dynamo`), and `explain` says what becomes
-of it.
+`optimize_resnet` takes any ResNet of torchvision's, `optimize_resnet18` only a ResNet-18.
+`torch.compile(model, backend="r18")` takes any model (`dynamo`), and `explain` reports what
+runs where.
 
 How it works
 

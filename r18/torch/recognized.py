@@ -1,7 +1,7 @@
 """The parts of a captured graph that are ours: whole ResNets, and single layers.
 
 torchvision's and timm's models differ in their modules, and compute the same. So what a graph
-computes is compared with a ResNet's schedule, step by step: by its ops alone. A convolution takes
+computes is compared with a ResNet's schedule, step by step: only its ops count. A convolution takes
 the BatchNorm, the sum and the ReLU behind it with it, as far as there is a kernel for that.
 """
 
@@ -274,7 +274,7 @@ def _chain(node: Node, reads: Mapping[Node, Read]) -> Iterator[Part]:
 
 
 def _only_reader(part: Part, reads: Mapping[Node, Read]) -> Node | None:
-    """The op that alone reads a part's value, as an activation."""
+    """The only reader of a part's value, if that is an op that reads an activation; else None."""
     last = part.nodes[-1]
     if len(last.users) != 1:
         return None

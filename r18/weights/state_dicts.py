@@ -52,7 +52,7 @@ def read_plain(path: Path, data: bytes) -> dict[Any, Any] | None:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is made of dictionaries, tensors, numbers and strings alone."""
+    """Whether it is made only of dictionaries, tensors, numbers and strings."""
     if isinstance(value, dict):
         return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
     return isinstance(value, Tensor | str | int | float)
