@@ -258,8 +258,7 @@ def banded(store_tile: Any) -> Any:
     """`multiply_band` with an epilogue.
 
     NOTE: the epilogue is not an argument. Code that passes a function on holds its address, and
-    code
-    with an address is not kept on the disk: each process would compile the kernel again.
+    code with an address is not kept on the disk: each process would compile the kernel again.
     """
 
     @function

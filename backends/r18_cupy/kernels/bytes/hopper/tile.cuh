@@ -10,7 +10,7 @@
 //
 // Included by integers/hopper/requantization.cuh and float8/hopper/finishing.cuh, which define:
 // - Sums: a thread's accumulators; layout in hopper/wgmma.cuh.
-// - Factors: what sums are finished with, in memory.
+// - Factors: the epilogue's operands, in memory.
 // - Finishing(p, factors, channel0): the factors of a thread's two channels.
 // - finish(sums, slab, by, row_of): finishes a warpgroup's sums into its slab.
 // - ChunkFinishing(p, factors, channel): four adjacent channels, for split-K.
