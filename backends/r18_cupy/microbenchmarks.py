@@ -1,4 +1,4 @@
-"""Rates of single instructions and of memories: what `r18 roofline --measure` records of a GPU.
+"""Rates of single instructions and of memories, which `r18 roofline --measure` records of a GPU.
 
 Each microbenchmark is a launch that repeats one instruction, or one kind of access, a given number
 of times. Operands are random: products of zeros take less power and run faster. Operations

@@ -96,7 +96,7 @@ class Backend(BackendBase):
         return CallStream()
 
     def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
-        """Multiply-add, and what else this CPU multiplies with, on all threads."""
+        """The rates of multiply-add and of this CPU's other multiplications, on all threads."""
         return tuple(microbenchmarks.ceilings(progress))
 
     def compile(
@@ -108,7 +108,7 @@ class Backend(BackendBase):
 
 
 def without(kernels: tuple[Kernel, ...], *endings: str) -> tuple[Kernel, ...]:
-    """The kernels of a CPU that lacks what `endings` of algorithm and precision need."""
+    """The kernels without those whose algorithm and precision have one of these endings."""
     return tuple(k for k in kernels if not f"{k.algorithm}/{k.precision}".endswith(endings))
 
 

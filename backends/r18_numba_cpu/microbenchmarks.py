@@ -1,4 +1,4 @@
-"""Rates of the instructions that kernels multiply with: what `r18 roofline --measure` records.
+"""Rates of the instructions that kernels multiply with, for `r18 roofline --measure`.
 
 Operands are random and in registers. Every worker repeats the same products.
 """

@@ -63,7 +63,7 @@ def panels(outputs: int) -> int:
 
 
 def weight_nbytes(shape: ConvShape, dtype: np.dtype[np.generic]) -> int:
-    """The bytes of packed weights of this type, but for what pads K."""
+    """The bytes of packed weights of this type, without the padding of K."""
     columns = panels(shape.outputs) * int(module("micro_kernel").COLUMNS)
     return shape.kernel_h * shape.kernel_w * shape.channels * columns * dtype.itemsize
 

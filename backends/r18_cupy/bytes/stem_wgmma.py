@@ -56,7 +56,7 @@ FLOAT32_NBYTES = AHEAD * STAGE_LINES * LINE_THREADS * QUAD_NBYTES
 
 @dataclass(frozen=True)
 class ByteStemTile(FewChannelsTile):
-    """k: bytes of one `wgmma`, a row of the window. image: what the tile reads."""
+    """A tile of the stem. k: bytes of one `wgmma`, a row of the window. image: its format."""
 
     line_notes: ClassVar[int] = 0
     """Bytes of notes that are kept for each line."""

@@ -1,4 +1,4 @@
-"""Every scaled op but convolutions, and what moves e4m3 numbers."""
+"""Every scaled op but convolutions, and kernels that move e4m3 numbers."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def plain_weight(conv: Conv2d, weight: Array) -> Array:
 
 
 def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> Arrays:
-    """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and what the epilogue reads.
+    """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the epilogue's operands.
 
     Weights are `PACKED`, with zeros beyond a kernel row. AMX's are groups of four in whole steps of
     K, as int32.

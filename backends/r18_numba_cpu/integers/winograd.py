@@ -83,7 +83,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def pack_filters(op: QuantizedConv2d, weights: Arrays) -> Arrays:
-    """2G g 2Gᵀ as int16 (panels, 16, ⌈C/2⌉, columns, 2), and what the epilogue reads."""
+    """2G g 2Gᵀ as int16 (panels, 16, ⌈C/2⌉, columns, 2), and the epilogue's operands."""
     weight = weights[0].astype(np.int32)
     outputs, channels = weight.shape[:2]
     columns = module("micro_kernel").COLUMNS

@@ -149,7 +149,7 @@ class Tile(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The arrays of an epilogue, flat, and what it does."""
+    """The arrays of an epilogue, flat, and its steps."""
 
     bias: Any
     multiplier: Any
@@ -160,7 +160,7 @@ class Terms(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """The arrays of an epilogue of bfloat16, flat, and what it does: an `Epilogue`."""
+    """The arrays of an epilogue of bfloat16, flat, and its steps: an `Epilogue`."""
 
     bias: Any
     residual: Any

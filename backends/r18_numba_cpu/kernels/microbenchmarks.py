@@ -79,7 +79,7 @@ def _add_pairs(builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def _as_if_new(builder: Any, value: Any) -> Any:
-    """The value. LLVM does not know that, so what is computed from it is computed again."""
+    """The value, which LLVM takes for a new one: computations with it are repeated."""
     register = "x" if platform.machine() in ("x86_64", "AMD64") else "w"
     kind = ir.FunctionType(value.type, [value.type])
     return builder.asm(kind, "", f"={register},0", [value], side_effect=True)

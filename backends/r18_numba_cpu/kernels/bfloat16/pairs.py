@@ -199,7 +199,7 @@ def _store_finished(
 
 @intrinsic
 def store_rounded(typing: Any, array: Any, at: Any, value: Any) -> Any:
-    """array[at : at + LANES] = a vector rounded to bfloat16; what is subnormal becomes 0."""
+    """array[at : at + LANES] = a vector rounded to bfloat16; subnormal values become 0."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = address(context, builder, signature.args[0], *values[:2])
@@ -212,7 +212,7 @@ def store_rounded(typing: Any, array: Any, at: Any, value: Any) -> Any:
 
 def _rounded(builder: Any, value: Any) -> Any:
     """The bits of float32 rounded to bfloat16 as `kernels.vector` does it, by the CPU's own
-    instruction: what is subnormal becomes 0."""
+    instruction: subnormal values become 0."""
     kind = ir.FunctionType(ir.VectorType(Bfloat16Type(), LANES), [VECTOR])
     name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * LANES}"
     convert = cgutils.get_or_insert_function(builder.module, kind, name)
