@@ -223,7 +223,7 @@ class _Plan:
     """How a function is searched.
 
     how: as asked. profile: the effort, reduced for a slow function. network: whose problems it
-    gets, or None. reduced: what it is not asked for, in a sentence.
+    gets, or None. reduced: how the search is reduced, in a sentence.
     """
 
     how: How

@@ -71,9 +71,9 @@ class Finding:
     backend, kernel: what was tested; the backend as `get_backend` takes it.
     problem:    the smallest problem that still fails.
     kind, seed: the input, as `make_case` takes them.
-    message:    what is wrong, in a sentence.
+    message:    the fault, in a sentence.
     coordinate, got, expected, bound: the worst element, where the check compares values.
-    details:    what a replay needs in addition.
+    details:    further data that a replay needs.
     """
 
     check: str

@@ -41,7 +41,7 @@ class Part:
     problems: how many were accepted by it or one of its choices.
     failed:   the error that stopped it before its last problem; empty without one.
     launched: the labels of the device functions that some problem launches.
-    arcs:     what was executed of each file, as coverage.py's pairs of lines.
+    arcs:     the executed branches of each file, as coverage.py's pairs of lines.
     compiled: the files with functions that Numba compiles, relative to the package.
     """
 

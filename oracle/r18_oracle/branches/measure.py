@@ -53,7 +53,7 @@ class Measured:
     declared: the labels of device functions, with the ids of the kernels that declare them.
     launched: the labels of those that some problem launches.
     compiled: the files with functions that Numba compiles, relative to `root`.
-    lines:    what was executed of each module under `root`.
+    lines:    the executed part of each module under `root`.
     """
 
     backend: Backend
@@ -113,7 +113,7 @@ def measure(
 
 
 def _merge(found: Measured, parts: dict[Kernel, Part]) -> None:
-    """Add what each kernel executed. Raises `UsageError` if no problem was accepted."""
+    """Add the code that each kernel executed. Raises `UsageError` if no problem was accepted."""
     arcs: dict[str, set[tuple[int, int]]] = {}
     for kernel, part in parts.items():
         found.problems += part.problems

@@ -1,4 +1,4 @@
-"""The report of `r18 branches`: what the problems left out, with its kernels and reasons."""
+"""The report of `r18 branches`: code that the problems left out, its kernels and the reasons."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Report:
     device:   where the kernels ran; None if only their host code was called.
     files, branches: how many modules and branches of host code were examined.
     functions: how many device functions were examined.
-    without_reason: what was left out without a reason, with the ids of its kernels.
-    reasons:  what was left out with a reason, and the reason.
+    without_reason: code left out without a reason, with the ids of its kernels.
+    reasons:  code left out with a reason, and the reason.
     needless: entries that were not needed, for example because the kernels ran on a device.
     failed:   the error that stopped a kernel before its last problem, by the kernel's id.
     """

@@ -119,7 +119,7 @@ class Arena:
         return self.memory.download(self.whole, (self.nbytes,), np.dtype(np.uint8))
 
     def part(self, seen: Array, name: str) -> Array:
-        """The bytes of one buffer in what `read` returned."""
+        """The bytes of one buffer in the result of `read`."""
         offset, nbytes = self.spans[name]
         return seen[offset : offset + nbytes]
 
@@ -216,13 +216,13 @@ def observe(
 ) -> Observation:
     """Run the kernel on the case, in a stream of its own.
 
-    fill:    what memory other than the inputs holds before.
+    fill:    the bytes of memory other than the inputs before the call.
     times:   how often to enqueue the same launch.
     alias:   give it its first input's buffer as output, as a plan may for `in_place`.
     late:    fill memory, except for prepared weights, by a copy that is enqueued just before the
              kernel and ends late; until then it holds NaN. An early read gives NaN, and an
              early write is lost. For an `overlapping` stream.
-    watched: record what it calls.
+    watched: record its forbidden calls.
     process: the state of the process before; by default its present state.
     prepared: the weights of an earlier call on a case with the same problem and weights. Without
              them the kernel prepares its weights again.
@@ -339,7 +339,7 @@ class _Call:
         )
 
     def poison(self, contents: Array) -> Buffer:
-        """Fill the arena with NaN; returns a buffer with what it held."""
+        """Fill the arena with NaN; returns a buffer with its former contents."""
         source = self.memory.empty(self.arena.nbytes)
         self.memory.upload(contents, source)
         self.memory.upload(nans(self.arena.nbytes), self.arena.whole)

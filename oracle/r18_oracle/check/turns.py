@@ -137,7 +137,7 @@ def _sleep(id: int) -> int | None:
 
 
 def alternating(*works: Callable[[], object]) -> list[BaseException | None]:
-    """Run functions in threads of their own that take turns; what each raised.
+    """Run functions in threads of their own that take turns; returns the exception of each.
 
     The garbage collector is off: the lines of a finalizer or of a callback of the collector would
     be turns of the thread that it interrupts, and the others would get ahead.
@@ -175,7 +175,7 @@ def alternating(*works: Callable[[], object]) -> list[BaseException | None]:
 
 
 def together(*works: Callable[[], object]) -> list[BaseException | None]:
-    """Run functions in threads of their own, all at once; what each raised."""
+    """Run functions in threads of their own, all at once; returns the exception of each."""
     raised: list[BaseException | None] = [None] * len(works)
     ready = threading.Barrier(len(works))
 

@@ -115,7 +115,7 @@ def _off_limits() -> frozenset[CodeType]:
 
 @dataclass(eq=False)
 class Names:
-    """The names of a module, a class or a table, and what they must stay bound to.
+    """The names of a module, a class or a table, and the objects that they must stay bound to.
 
     there: the values of all names at present, as a view. seen: these values when nothing was found
     to be replaced; of a library, which has thousands, nothing.
@@ -187,7 +187,7 @@ class Bindings:
         return [tag.value for tag in self.tags]
 
     def addresses(self) -> bytes:
-        """Where what is bound to the names is in memory, one after the other.
+        """The addresses of the objects bound to the names, one after the other.
 
         Thousands of names. No object is compared, so a kernel's `__eq__` cannot fool it.
         """

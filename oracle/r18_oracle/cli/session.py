@@ -32,7 +32,7 @@ def show_start(bar: Bar, todo: int, known: int) -> None:
 
 
 def show_result(bar: Bar, what: str) -> None:
-    """One more result. what: its name on the bar."""
+    """Advance the bar by one result. what: its name on the bar."""
     bar.advance(what)
     bar.show(what, None)
 

@@ -165,7 +165,7 @@ def _expected(xfails: Path | None) -> tuple[ExpectedFailure, ...]:
 def _check_outputs(
     html: Path | None, record: bool, profile: str, expected: Sequence[ExpectedFailure]
 ) -> None:
-    """Raise before the run what would prevent its page or its record."""
+    """Raise before the run any error that would prevent its page or its record."""
     if html:
         from r18.report.render import check_libraries
 

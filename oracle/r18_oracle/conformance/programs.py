@@ -3,7 +3,7 @@
 Each is a function of a `Subject` that raises `AssertionError` with a sentence; they run in a worker
 process, where a program may crash or hang. Whether the numbers are right is not asked here but by
 `r18_oracle.network.checkpoints`: results are compared with each other, by bits where the kernels
-declare that bits are kept, else within what two right programs may differ by.
+declare that bits are kept, else within the allowed difference of two right programs.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ class FunctionKernel(Kernel):
     """A function with an operator's signature.
 
     title:      the first and the third part of its id: its module and its own name.
-    function:   what is called. like: the operator that it is judged by.
-    arrays:     what it is given, and returns.
-    arithmetic: what it is held to.
+    function:   the function itself. like: the operator that it is judged by.
+    arrays:     the library and device of its arguments and results.
+    arithmetic: the arithmetic that it is judged by.
     deterministic: whether it must give the same bits each time.
     refuses:    called as the function is, with shapes in place of arrays; a sentence, or True, for
                 a call that the function does not take.

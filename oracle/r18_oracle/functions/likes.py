@@ -57,7 +57,7 @@ class Like:
     """An operator.
 
     name, title: `conv2d`, and its full name in PyTorch.
-    op:          what it computes, as a class of `r18.graph.ops`.
+    op:          its op, as a class of `r18.graph.ops`.
     call:        the arguments for a problem of that op.
     algorithms:  the algorithms of rounding contracts that are tried, the sharpest first.
     refuses:     problems of the op that the operator does not express, and why.

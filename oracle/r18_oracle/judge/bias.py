@@ -59,7 +59,7 @@ class Drift:
     """The limits on the sum of an output's errors.
 
     steps:   √Σ a² over each element's own terms. shared: Σ a² over the terms of the factors.
-    certain: per element, what is added in full.
+    certain: per element, the part of the limit that is added in full.
     alike:   per element, a number that elements with equal roundings share.
     """
 

@@ -28,7 +28,7 @@ class Comparison:
                either side is not finite.
     nonfinite: how many elements are NaN or infinite on either side; equal ones count too.
     worst:     the coordinate of max_abs, the first of equals; `got` and `expected` are there.
-    tolerance: what max_abs may be at most.
+    tolerance: the largest allowed max_abs.
     """
 
     max_abs: float

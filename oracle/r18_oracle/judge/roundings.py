@@ -361,7 +361,7 @@ def window_sum(problem: Problem, x: Array) -> Array:
 
 
 def over_window(op: MaxPool2d, x: Array, outside: float) -> Iterator[Array]:
-    """For each tap of the window, what every output reads there: arrays (N, C, OH, OW)."""
+    """For each tap of the window, the pixels that the outputs read there: arrays (N, C, OH, OW)."""
     (ph, pw), (sh, sw) = op.padding, op.stride
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=outside)
     windows = sliding_window_view(padded, op.kernel_size, axis=(2, 3))[:, :, ::sh, ::sw]
@@ -376,7 +376,7 @@ def _weight_sum(weight: Array) -> Array:
 
 
 def finite_part(case: Case) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Inputs and weights in float64, with 0 for what is infinite or NaN."""
+    """Inputs and weights in float64, with 0 in place of infinities and NaN."""
     inputs, weights = case.wide()
     return tuple(map(_finite, inputs)), tuple(map(_finite, weights))
 

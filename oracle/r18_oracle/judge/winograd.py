@@ -161,7 +161,7 @@ class Sizes:
     """The terms of the Winograd bound, each (N,O,OH,OW), over the finite values.
 
     magnitude: M; see `convolve`.
-    spread:    what an error of 1 in every transformed value and every product does to an output:
+    spread:    the effect on an output of an error of 1 in every transformed value and product:
                |Aᵀ|[Σ_c (|G||g||Gᵀ| + |Bᵀ||d||B| + 1)]|A|.
     reach:     the largest value that any intermediate of an output's tile may take; infinite
                where the tile holds an infinity or NaN.

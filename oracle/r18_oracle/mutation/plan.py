@@ -1,4 +1,4 @@
-"""A backend's mutants, and what is known about them before the run."""
+"""A backend's mutants, and the facts about them before the run."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ from r18_oracle.ops.integers.pairs import corrections
 class StepReasons:
     """The differences of two runs in one step.
 
-    value:     what the step makes. elements: of it. differ: those that are not equal.
+    value:     the step's output. elements: of it. differ: those that are not equal.
     inherited: of them, those that both sides computed as specified, from other inputs.
-    sides:     of each run, what it computed in another way from its own inputs.
+    sides:     of each run, the elements that it computed differently from its own inputs.
     """
 
     step: str

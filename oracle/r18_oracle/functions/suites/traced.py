@@ -10,7 +10,7 @@ from r18_oracle.functions.suites.adapted import pair
 
 
 class NotJudged(Exception):
-    """A module is no single operator that is judged here; the message says what it is instead."""
+    """A module is not one operator that is judged here; the message says what it is instead."""
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,9 @@ class Operands:
 
     total:  exact sums with their bias, as float64. bias: of them. magnitude: Σ|w·x| + |bias|.
     terms:  how many products a sum has.
-    product: fl(s_x · s_w[o]) in float32; of pooling s_x. divisor: what a mean divides by.
+    product: fl(s_x · s_w[o]) in float32; of pooling s_x. divisor: of a mean.
     scale:  of the output; None where it is a number. stored: the output's storage format.
-    residual, residual_scale: what is added, if anything.
+    residual, residual_scale: of the residual, if there is one.
     """
 
     total: Array

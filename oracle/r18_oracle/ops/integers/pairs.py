@@ -78,7 +78,7 @@ def _corrections(
 
 
 def _windows(conv: Conv2d | None, image: Array, fill: int) -> Array:
-    """(N, C, H', W', R, S): what each output reads; padding has the value `fill`."""
+    """(N, C, H', W', R, S): the window of each output; padding has the value `fill`."""
     if conv is None:
         return image[..., None, None]
     (ph, pw), (sh, sw), (dh, dw) = conv.padding, conv.stride, conv.dilation

@@ -198,7 +198,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     def _cancelling(
         self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
     ) -> tuple[Array, Array, Arrays]:
-        """A residual, or without one a bias, that takes away what the sums give."""
+        """A residual, or without one a bias, that nearly cancels the sums."""
         x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, variant)
         total = self._totals(op, x, w, bias)
         if not op.conv.residual:

@@ -17,7 +17,7 @@ RANGES = {"uint8": (0, 255), "int8": (-128, 127)}
 
 @dataclass(frozen=True)
 class Sums:
-    """Exact sums with their bias, and what turns them into integers again.
+    """Exact sums with their bias, and the operands of their requantisation.
 
     total: int64. multiplier, and that of the residual: float32, of shapes that broadcast over it.
     stored: the output's storage format.

@@ -39,7 +39,7 @@ class ScaleSpec(ScaledSpec[Scale]):
     def exact_inputs(
         self, op: Scale, inputs: list[Array], weights: list[Array], rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays]:
-        """Numbers of the format, ties and what is hardly none; beyond 448 too."""
+        """Numbers of the format, ties and near ties; beyond 448 too."""
         x = rng.choice(_numbers(), inputs[0].shape) * rng.choice([-1.0, 1.0], inputs[0].shape)
         scale = powers(rng, (1,))
         return (x * scale,), (scale,)

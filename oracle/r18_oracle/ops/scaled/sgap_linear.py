@@ -77,7 +77,7 @@ class ScaledAvgPoolLinearSpec(ScaledSpec[ScaledAvgPoolLinear]):
         return (pixels,), tuple(weights)
 
     def cancelling(self, inputs: Arrays, weights: Arrays) -> tuple[Arrays, Arrays]:
-        """A bias that takes away what the sums of the means give."""
+        """A bias that nearly cancels the sums of the means."""
         means = np.asarray(inputs[0].mean(axis=(2, 3)))
         return inputs, slinear.SPEC.cancelling((means,), weights)[1]
 
