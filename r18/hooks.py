@@ -17,8 +17,8 @@ GROUP = "r18.hooks"
 def hook(name: str, asked_by: str) -> Any:
     """The function registered by that name.
 
-    asked_by: what needs it, for the message. Raises `UsageError` if nothing is registered, or if it
-    does not import.
+    asked_by: the command that needs it, for the message. Raises `UsageError` if nothing is
+    registered, or if it does not import.
     """
     remedy = "\n  pip install 'r18[oracle]'"
     for entry in entry_points(group=GROUP):

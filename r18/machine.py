@@ -1,4 +1,4 @@
-"""The host: what it is, how busy it is, and the threads and memory that this process uses."""
+"""The host: its description, its load, and the threads and memory that this process uses."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OTHER_THREADS = (
 """The same for libraries that read a variable of their own."""
 NUMBA_THREADS = "NUMBA_NUM_THREADS"
 BUSY = 0.3
-"""The load per CPU above which other processes disturb what is measured."""
+"""The load per CPU above which other processes disturb a measurement."""
 CUDA_DRIVERS = ("libcuda.so.1", "libcuda.dylib", "nvcuda.dll")
 """The libraries of NVIDIA's driver, by system."""
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux says what a container may use."""
+"""The folder in which Linux states a container's limits."""
 
 KEPT_NBYTES = 256 << 20
 MOST_REUSED_NBYTES = 32 << 20
@@ -218,7 +218,7 @@ def memory_nbytes() -> int:
 
 
 def reset_peak() -> bool:
-    """Reset `peak_nbytes` to what is resident now; False where the system cannot."""
+    """Reset `peak_nbytes` to the resident bytes now; False where the system cannot."""
     _trim()
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -50,7 +50,7 @@ class Stopwatch:
         self._begin -= seconds
 
     def rows(self) -> list[tuple[str, float]]:
-        """(part, seconds), then what is in none, then the total."""
+        """(part, seconds), then the time in no part, then the total."""
         total = time.perf_counter() - self._begin
         rest = total - sum(self.seconds.values())
         return [*self.seconds.items(), (OTHER, rest), ("total", total)]
@@ -92,7 +92,7 @@ def _since_start() -> float:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Time what is inside, if a stopwatch runs."""
+    """Time the block, if a stopwatch runs."""
     watch = _RUNNING.get()
     if watch is None:
         yield

@@ -33,7 +33,7 @@ class Ceiling:
                multiply-accumulate is two operations. "" for bytes.
     sustained: launches back to back, for at least a second.
     burst:     launches of a few milliseconds, each after a pause, while the device is cool.
-    how:       what was run, in words.
+    how:       the measurement, in words.
     """
 
     what: str

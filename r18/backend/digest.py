@@ -260,7 +260,7 @@ def _for_types(node: object) -> bool:
 
 @cache
 def _own_code(path: Path) -> str:
-    """A module's digest but for what its imports bring."""
+    """A module's digest without the code that its imports bring."""
     return combined(_body(_tree(path)))
 
 
@@ -335,7 +335,7 @@ def _include_names(text: str) -> tuple[str, ...]:
 
 
 def _included(path: Path, root: Path) -> dict[str, Path]:
-    """The headers that a file includes, by what stands between the quotes."""
+    """The headers that a file includes, by the text between the quotes."""
     found = {}
     for name in _include_names(path.read_text("utf-8")):
         files = [folder / name for folder in (path.parent, root) if (folder / name).is_file()]

@@ -232,7 +232,7 @@ CALL = ("op", "inputs", "weights", "out", "workspace")
 
 
 def _objection(kernel: HostKernel) -> str | None:
-    """The first field of a kernel that is not of its type, and what to write; or None."""
+    """A sentence about a kernel's first field of the wrong type, with the remedy; or None."""
     for what in ("backend", "algorithm"):
         name: object = getattr(kernel, what)
         if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""One implementation of one op, and what it promises."""
+"""One implementation of one op, and its promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importing and making a plugin's backend, and saying what is wrong with one.
+"""Import and make a plugin's backend, and describe its faults.
 
 Each function raises `BackendUnavailable` with the cause, the place in the plugin's code, and what
 to do. Any error that a plugin raises becomes one, so that a broken plugin never hides the others.
@@ -243,7 +243,7 @@ def _called(factory: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """The type of a value that is not what was wanted, with its article; None is None."""
+    """The type of an unwanted value, with its article; None is None."""
     if value is None:
         return "None"
     name = type(value).__name__

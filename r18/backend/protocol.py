@@ -1,4 +1,4 @@
-"""The protocol between the core and a backend: seven names, and what every op means.
+"""The protocol between the core and a backend: seven names, and the semantics of every op.
 
 `Backend`, `Kernel`, `Memory`, `Stream` and `Program` are base classes with working defaults;
 `Buffer` and `Event` are structures to match. The others are defined in `device`, `kernel` and

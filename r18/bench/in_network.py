@@ -48,12 +48,12 @@ GAIN = 0.001
 SLOW = 1.5
 """A network that takes this many times as long in its first run is not measured again."""
 SWEEPS = 3
-"""The most passes over all problems: an exchange changes what suits its neighbours."""
+"""The most passes over all problems: an exchange changes the best choice for its neighbours."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A kernel in place of the planned one: what the network gained, in microseconds."""
+    """A kernel in place of the planned one. gain: of the network, in microseconds."""
 
     problem: Problem
     before: str

@@ -1,4 +1,4 @@
-"""The roofline: how fast each step of a plan could be, and what it loses to that. Pure.
+"""The roofline: how fast each step of a plan could be, and how much slower it is. Pure.
 
 Two numbers bound a step from below: its operations over the rate at which the device multiplies in
 that precision, and the bytes that must move over the bandwidth of a copy. The larger is the floor,
@@ -56,7 +56,7 @@ class Ceilings:
     bandwidth: bytes a second of a large copy, read and written together.
     threads:   of the CPU, with which both were measured; None on another device.
     date:      when, as ISO 8601 has it.
-    sources:   what gave a rate, by precision, such as `by wgmma in bursts`; of the bandwidth under
+    sources:   the source of a rate, by precision, such as `by wgmma in bursts`; of the bandwidth by
                `copy`. A library gave those that are not named.
     """
 
@@ -93,7 +93,7 @@ class Ceilings:
         return self.sources.get(PRODUCTS.get(name, (name, 1))[0], LIBRARY)
 
     def words(self, unit: Literal["G", "T"]) -> str:
-        """Every ceiling with what gave it, instructions first: `fp16 915 TFLOP/s by wgmma in
+        """Every ceiling with its source, instructions first: `fp16 915 TFLOP/s by wgmma in
         bursts; fp64 61.8 TFLOP/s by a library; copy 4.2 TB/s by a library`."""
         found: dict[str, list[str]] = {}
         for name in sorted(self.rates, key=lambda name: name not in self.sources):
@@ -104,7 +104,7 @@ class Ceilings:
         return "; ".join([*said, self._copied(unit)])
 
     def words_of(self, name: str) -> str:
-        """The two ceilings of a precision, with what gave them, as in `words`."""
+        """The two ceilings of a precision, with their sources, as in `words`."""
         source = PRODUCTS.get(name, (name, 1))[0]
         rate = f"{source} {_number(self.rates[source], 'T')} TFLOP/s {self.source(source)}"
         return f"{rate}, {self._copied('T')}"

@@ -1,4 +1,4 @@
-"""Contenders and what is measured of them."""
+"""Contenders and their measurements."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Runner(Protocol):
         ...
 
     def run(self) -> None:
-        """One run over what was loaded, complete when this returns."""
+        """One run over the loaded batch, complete when this returns."""
         ...
 
     def fetch(self) -> Array:
@@ -87,7 +87,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to time: what it is, and how to make it.
+    """A program to time: its description, and how to make it.
 
     shape:    of its input, (N, C, H, W).
     fusion:   the fusion level, or how it runs instead.
@@ -191,7 +191,7 @@ class Row:
         return 1e3 / self.ms_per_image
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, and what is derived from the samples."""
+        """Every field, and statistics of the samples."""
         times = ("median_ms", "p10_ms", "p90_ms", "series_ms")
         rates = ("ms_per_image", "images_per_second")
         fed = self.from_host and self.from_host.to_json(self.batch, self.median_ms)

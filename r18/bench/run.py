@@ -100,7 +100,7 @@ def run(
 ) -> Result:
     """Time the backends and their baselines in turns; record each group when it is finished.
 
-    on_left_out: called for what cannot run, or is wrong, with the reason.
+    on_left_out: called for contenders that cannot run, or are wrong, with the reason.
     Raises what an explicitly named backend raises that cannot run, and `UsageError`.
     """
     session = _Session(request, on_left_out)
@@ -125,7 +125,7 @@ def is_wrong(row: Row) -> bool:
 
 
 class _Session:
-    """One call of `run`: who takes part, who was left out, what was recorded."""
+    """One call of `run`: its contenders, those left out, and the written records."""
 
     def __init__(self, request: Request, on_left_out: Callable[[str, str], None]) -> None:
         self._request, self._on_left_out = request, on_left_out

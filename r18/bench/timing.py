@@ -2,8 +2,8 @@
 
 Contenders of one device and batch take turns: a round is each of them once, and the next round
 begins with the next one, so that a machine that slows down slows all of them. A turn begins with
-untimed runs, so that what the previous contender left behind (its data in the caches, its idle
-threads still spinning) is not charged to the next. Inputs are random and rotate among a few sets.
+untimed runs, so that the traces of the previous contender (its data in the caches, its idle
+threads still spinning) are not charged to the next. Inputs are random and rotate among a few sets.
 Medians and percentiles are reported, never means. A series is all rounds once; the spread of the
 medians of several series shows what the percentiles of one cannot.
 
@@ -170,7 +170,7 @@ class _Session:
         self._done = 0
 
     def groups(self) -> dict[tuple[str, Shape], list[_Entry]]:
-        """The contenders to make, by what takes turns."""
+        """The contenders to make, by group: those of one group take turns."""
         found: dict[tuple[str, Shape], list[_Entry]] = {}
         for entry in self._made:
             found.setdefault(entry.group, []).append(entry)

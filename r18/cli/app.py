@@ -22,7 +22,7 @@ import r18
 from r18.errors import R18Error
 
 FOUND = 1
-"""Exit code: the command ran, and what it looked for is there (a difference, a failure)."""
+"""Exit code: the command ran, and found what it looked for (a difference, a failure)."""
 REFUSED = 2
 """Exit code: the command could not do what was asked."""
 

@@ -52,7 +52,7 @@ Measure = Annotated[
 ]
 
 Usage = dict[str, dict[str, Resources]]
-"""By architecture, then by function, what a kernel's functions take."""
+"""The resources of a kernel's functions, by architecture, then by function."""
 
 
 def kernels(

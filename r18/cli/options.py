@@ -1,4 +1,4 @@
-"""Options that several subcommands take, and what is made of their values."""
+"""Options that several subcommands take, and functions that convert their values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The parts of the demonstration, in order: classes, a planted bug, speed, and what took the time.
 
 PyTorch and the oracle are imported in a second process while this one classifies. This one waits
-for its verdict before anything is timed, so that only what is timed runs.
+for its verdict before anything is timed, so that nothing else runs during the timing.
 """
 
 from __future__ import annotations

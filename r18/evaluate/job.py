@@ -100,7 +100,7 @@ def check_job(
 def run_job(
     job: Job, tell: Callable[[str], None], on_progress: Callable[[Progress], None]
 ) -> Finished:
-    """Run an evaluation; what is done already is not repeated.
+    """Run an evaluation; finished batches are not repeated.
 
     tell: called with lines about the images and devices. Raises what `evaluate` raises.
     """

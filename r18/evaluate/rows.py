@@ -1,6 +1,6 @@
 """The result of one image, which is a row, and the rows of a batch with its times.
 
-A row holds what was seen, not what is concluded: whether a change of class is a near tie follows
+A row holds observations, not conclusions: whether a change of class is a near tie follows
 from the margin and the bound of the run.
 """
 

@@ -121,7 +121,7 @@ def _ambiguous(folder: Path, found: str) -> UsageError:
 
 
 def _images_below(folder: Path) -> Iterator[str]:
-    """Relative paths of the images, sorted, at any depth; what is hidden is left out."""
+    """Relative paths of the images, sorted, at any depth, without hidden files and folders."""
     for where, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inside = Path(where).relative_to(folder)

@@ -66,7 +66,7 @@ class Summary:
 
     @property
     def decided(self) -> int:
-        """Compared images that are no near tie: what the agreement says something about."""
+        """Compared images that are not near ties: the agreement is about these."""
         return self.compared - self.near_ties
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Precision as data: what is stored, what is multiplied, where sums are kept.
+"""Precision as data: the formats of storage, of factors and of sums.
 
 `tf32` stores float32 and rounds the factors of each product to 11 significand bits; a kernel may
 round its outputs to as many, since the next layer multiplies no more of them. `fp16x3` stores
@@ -26,7 +26,7 @@ BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
 E4M3: np.dtype[np.generic] = np.dtype(ml_dtypes.float8_e4m3fn)
 
 E4M3_LARGEST = 448.0
-"""The largest e4m3 number: what is larger saturates there. The format has no infinity."""
+"""The largest e4m3 number: larger values saturate there. The format has no infinity."""
 E4M3_BITS, E4M3_LEAST_EXPONENT = 4, -6
 """Significand bits, and the exponent of the smallest normal number."""
 
@@ -86,7 +86,7 @@ def round_to_e4m3(values: Array) -> Array:
 
 
 def as_stored(array: Array, dtype: np.dtype[Any]) -> Array:
-    """A dense array in a storage dtype; e4m3 saturates, elsewhere what is too large is infinite."""
+    """A dense array in a storage dtype; e4m3 saturates, elsewhere too large a value is infinite."""
     if dtype == E4M3 and array.dtype != E4M3:
         array = round_to_e4m3(array)
     with np.errstate(over="ignore", invalid="ignore"):

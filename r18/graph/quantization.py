@@ -1,6 +1,6 @@
 """A quantisation: the integers and scales of a network, as a calibration decides them.
 
-It holds what cannot be computed again: the scale of every value, the weights and biases in
+It holds the data that cannot be computed again: the scale of every value, the weights and biases in
 integers, and how they were found. Multipliers follow from the scales (`r18.graph.quantize`).
 
 Weights of 4 and 2 bits are stored packed: two's complement, the lowest bits of a byte first, each

@@ -183,7 +183,7 @@ class _OfOneImage(Op):
 
 @dataclass(frozen=True)
 class QuantizedMaxPool2d(_OfOneImage):
-    """Max-pooling of integers; scale and storage format stay what they are."""
+    """Max-pooling of integers; scale and storage format stay the same."""
 
     name: ClassVar[str] = "qmaxpool2d"
     optional: ClassVar[bool] = True
@@ -279,7 +279,7 @@ class Quantize(Op):
 class QuantizePixels(Op):
     """Pixels into int8, by a table: y[n, c, i, j] = table[c, x[n, c, i, j]].
 
-    normalize: what the table is made of, with a scale.
+    normalize: the table is made of it and a scale.
     """
 
     name: ClassVar[str] = "quantize_pixels"

@@ -41,7 +41,7 @@ MOST_SHOWN = 6
 
 @dataclass(frozen=True)
 class Converted:
-    """Weights with the quantisation of a model. left_out: what the model says and they do not."""
+    """Weights with the quantisation of a model. left_out: the model's statements that they lack."""
 
     weights: Weights
     left_out: tuple[str, ...]
@@ -142,7 +142,7 @@ class _Rounding:
 
 
 class _Graph:
-    """A model's nodes by what they make, and its constants."""
+    """A model's nodes by their outputs, and its constants."""
 
     def __init__(self, graph: Any, onnx: Any) -> None:
         self._onnx = onnx

@@ -180,7 +180,7 @@ class BenchGroup(Part, kw_only=True):
 
 
 class Bench(OfDevice, kw_only=True, tag="bench"):
-    """`r18 bench --record`. ratio: what the rows' ratios are to, in words."""
+    """`r18 bench --record`. ratio: the denominator of the rows' ratios, in words."""
 
     times: ClassVar[bool] = True
     ratio: str
@@ -376,7 +376,7 @@ class CheckedFunction(Part, kw_only=True):
 
     library:  its name and version. found: the contract that was found, and words, for people.
     fault:    why a function that is wrong is no false alarm; "" for one that is right.
-    reduced:  what a slow function was not asked for; "" if nothing.
+    reduced:  how the search of a slow function was reduced; "" if it was not.
     seconds:  of the whole command, with its imports.
     """
 

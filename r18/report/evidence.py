@@ -97,7 +97,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that a page shows; what was not given is empty or None.
+    """Everything that a page shows; missing evidence is empty or None.
 
     folder:  the folder of the records.
     groups:  the fastest device first.

@@ -58,7 +58,7 @@ class Architecture:
     weights: every tensor, in the order of the schedule's weights.
     norms:   the BatchNorms, in the order of the steps.
     windows: of the convolutions, in the order of the steps.
-    shortcuts: of each block, whether it convolves what it adds.
+    shortcuts: of each block, whether its shortcut has a convolution.
     """
 
     model: nn.Module
@@ -133,7 +133,7 @@ def _wrong(asked: str, what: str) -> UsageError:
 
 
 def _examined(model: nn.Module, wanted: ResNet | None) -> Architecture:
-    """The architecture; raises `_Unfit` for what is not as the schedule has it."""
+    """The architecture; raises `_Unfit` for a deviation from the schedule."""
     _check_forward(model, "", Torchvision)
     stages = [_sequence(model, stage) for stage in STAGES]
     blocks = [block for stage in stages for block in stage]

@@ -34,7 +34,7 @@ class Read:
 
 
 def read(node: Node) -> Read | None:
-    """A node as an op of ours; None for what none of them computes.
+    """A node as an op of ours; None if none of them computes it.
 
     Raises `Unread` for a convolution, pooling or the like with settings that ours do not have.
     """
@@ -48,7 +48,7 @@ def read(node: Node) -> Read | None:
 
 
 def value(node: object) -> torch.Tensor:
-    """The stand-in of a node's tensor; raises `Unread` for what is no tensor."""
+    """The stand-in of a node's tensor; raises `Unread` if it is not a tensor."""
     found = node.meta.get("example_value") if isinstance(node, Node) else None
     if not isinstance(found, torch.Tensor):
         raise Unread(f"it reads {node}, which is no tensor")

@@ -56,11 +56,11 @@ Compiled = Callable[..., Any]
 class Report:
     """The parts of one captured graph, and what computes each.
 
-    backend:  what computes our parts; empty where there are none.
+    backend:  the backend of our parts; empty where there are none.
     ours:     the parts on our kernels, a line each.
-    rest:     calls that were left, by what they call.
-    compiler: what runs those: `inductor`, or `eager`; with the reason, if it was not asked for.
-    reasons:  why what is like our ops was left, a line each.
+    rest:     the other calls, by their callee.
+    compiler: of the rest: `inductor`, or `eager`; with the reason, if it was not asked for.
+    reasons:  why calls that are like our ops were left, a line each.
     """
 
     backend: str = ""
@@ -197,7 +197,7 @@ def _compiled(
 
 
 class _Owner:
-    """The compiled graph, and what is derived from the weights that it is given."""
+    """The compiled graph, and the data derived from its weights."""
 
     def __init__(self, run: Compiled, kept: list[Followed]) -> None:
         self._run = run

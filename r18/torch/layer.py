@@ -1,7 +1,7 @@
 """One layer of any network over tensors, as a custom operator.
 
 `r18::layer(inputs, weights, op, eps, cache, backend, precision, channels_last)`
-    A convolution with what is fused into it, max-pooling, global average pooling or a linear layer.
+    A convolution with its fused ops, max-pooling, global average pooling or a linear layer.
     `op` is the `text_of` an op of `r18.graph.ops`. `inputs` are in the precision's storage dtype;
     a convolution with a residual takes it as the second. The result is dense, in channels-last
     memory if `channels_last`; that of global pooling is (N, C).

@@ -122,7 +122,7 @@ def _sum(
     """A function that computes the sum of two such tensors, None for empty ones; raises where
     nothing may.
 
-    The checks are in here, so that what was checked once is looked up by all that it hangs on.
+    The checks are in here, so that the cache covers them: its key has all that they depend on.
     """
     check_alike("r18::add_relu", (dtype, device), (others_dtype, others_device))
     if shape != other:

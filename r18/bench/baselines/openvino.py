@@ -12,7 +12,7 @@ from r18.machine import thread_count
 
 HINTS = {FP32.name: "f32", BF16.name: "bf16", INT8.name: "f32"}
 """OpenVINO's inference precision by ours. A CPU with bfloat16 would take that for float32 too; in
-int8 it is what the integers are scaled to."""
+int8 it is the format that the integers are scaled to."""
 
 
 def device_words(kind: str) -> str:

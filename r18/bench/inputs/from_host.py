@@ -25,7 +25,7 @@ SECONDS = 0.25
 FEWEST, MOST = 4, 2000
 """Batches in a stretch."""
 LEAD, TRAIL = 4, 1
-"""Batches before the clock is read first (they build what is built once), and after the last."""
+"""Batches before the clock is read first (for one-time setup), and after the last."""
 
 
 class Feeding(Fed, Protocol):

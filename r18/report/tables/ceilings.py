@@ -1,4 +1,4 @@
-"""Peak rates of a device: instructions, memories, and what a library makes of them."""
+"""Peak rates of a device: of instructions, of memories, and of a library."""
 
 from __future__ import annotations
 

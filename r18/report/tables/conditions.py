@@ -11,7 +11,7 @@ from r18.report.tables.table import Data, Row, cell
 OLD = "recorded before `r18 bench` measured errors"
 ERROR_HEADS = "error | error / PyTorch"
 STATES = {"cold": "cold", "from_host": "from host"}
-"""The parts of a row with other times of the same contender, and what its line is called."""
+"""The parts of a row with other times of the same contender, and the name of each one's line."""
 WARM = (
     "Times are warm unless marked otherwise: each run reads the batch, weights and "
     "buffers of the run before, and the last-level cache (a GPU's L2) holds what fits of them."

@@ -55,7 +55,7 @@ def sanitize_table(options: Options, folder: Path) -> Table:
 
 
 def perturb_table(options: Options, folder: Path) -> Table:
-    """The kernels and programs of each backend that ran with delays, and what was found."""
+    """The kernels and programs of each backend that ran with delays, and the findings."""
     record = record_of(folder, "perturb", needed(options, "device"))
     ran: dict[tuple[str, str], list[Data]] = {}
     for what in ("kernels", "programs"):

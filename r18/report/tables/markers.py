@@ -15,7 +15,7 @@ cpus:     precisions, batches; backend (numba-cpu). Times next to those of each 
 from-host: devices, precisions, batches; network, fusion as in bench. Batches of pixels from host
           memory next to the times on the device; a row for each contender fed this way.
 ceilings: device. Rates of instructions and bandwidths of memories, in bursts and sustained, and
-          what a library makes of them; a row each.
+          a library's rates; a row each.
 roofline: device; backend (cupy), network, fusion. The network's time next to its floor and
           PyTorch's best; a row for each precision and batch.
 summary:  device, batch; backend (cupy). Throughput next to PyTorch's best, and both errors; a row

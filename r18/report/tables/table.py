@@ -1,4 +1,4 @@
-"""The type `Table`, and what all tables share: options, records by device, captions."""
+"""The type `Table`, and code shared by all tables: options, records by device, captions."""
 
 from __future__ import annotations
 
