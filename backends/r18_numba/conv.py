@@ -13,7 +13,7 @@ from r18_numba.kernel import MOST_ELEMENTS, Arrays, NumbaKernel, ceil_div, eleme
 from r18_numba.tile import LARGE, SMALL, TINY, WIDE, Tile
 
 RESIDUAL, RELU = 1, 2
-"""Bits of `fused`: the epilogue's steps after adding the bias."""
+"""Bits of `fused`: what the epilogue does after adding the bias."""
 
 MOST_EXTENT = 2**15 - 1
 """Largest extent of a padded image: the row and the column of a tap have 16 bits each."""

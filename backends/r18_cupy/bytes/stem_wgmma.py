@@ -59,7 +59,7 @@ class ByteStemTile(FewChannelsTile):
     """A tile of the stem. k: bytes of one `wgmma`, a row of the window. image: its format."""
 
     line_notes: ClassVar[int] = 0
-    """Bytes of notes that are kept for each line."""
+    """Bytes that are noted of each line."""
 
     image: IntEnum
 

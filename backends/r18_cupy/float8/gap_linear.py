@@ -24,7 +24,7 @@ LANES, WARPS, CHUNK, FOUR = 32, 8, 16, 4
 MOST_CHANNELS = LANES * WARPS * CHUNK
 
 TILES = tuple(TileConfig(1, WARPS * features, CHUNK) for features in (1, 2, 4, 8))
-"""Tiles of one image and 8 to 64 output features."""
+"""Of one image and 8 to 64 output features."""
 
 
 def scaled(channels: int, outputs: int) -> ScaledAvgPoolLinear:

@@ -40,8 +40,8 @@ HALO_TILES = (
     ByteTile(GROUP_M, 128, 64, 1, 1, stages=8, blocks=2),
     ByteTile(GROUP_M, 64, 64, 1, 1, stages=8, blocks=3),
 )
-"""Tiles for small batches: promoted sums take two registers for each output of a thread, so a
-warpgroup has at most 128 pixels. A block alone on its SM prefetches its weights further ahead."""
+"""For small batches: promoted sums take two registers for each output of a thread, so a warpgroup
+has at most 128 pixels. A block alone on its SM prefetches its weights further ahead."""
 
 
 class ScaledImplicitGemmWgmmaHalo(ScaledHaloConv, ByteRingConv):

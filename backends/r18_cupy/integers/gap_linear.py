@@ -23,7 +23,7 @@ MOST_CHANNELS = LANES * WARPS * CHUNK
 MOST_PIXELS = 65535 // 255  # of bytes in a sum of 16 bits
 
 TILES = tuple(TileConfig(1, WARPS * features, CHUNK) for features in (1, 2, 4, 8))
-"""Tiles of one image and 8 to 64 output features."""
+"""Of one image and 8 to 64 output features."""
 
 
 def quantized(channels: int, outputs: int, stored: str) -> QuantizedAvgPoolLinear:

@@ -12,7 +12,7 @@ from r18_cupy.cuda.compiler import Entry
 from r18_cupy.integers.kernel import IntegerKernel
 
 BITS = {"uint8": BYTE, "int8": BYTE, "float32": "unsigned"}
-"""C++ types with the size of each storage format."""
+"""C++ types of their size."""
 
 
 @dataclass(frozen=True, eq=False)
