@@ -55,7 +55,7 @@ def new_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     An empty folder may be there already. With `overwrite` any folder may: it is renamed away, put
     back when the new one cannot take its place, and deleted afterwards, so that at every moment
-    the old or the new one is on the disk whole; what may be deleted is the caller's to decide.
+    the old or the new one is on the disk whole; the caller decides whether it may be deleted.
     Folders above it are made. Raises `OSError`, also when `target` has appeared in the meantime.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _sibling(target: Path) -> Path:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold what was written. Folders too, where the system can (not on Windows)."""
+    """Flush a file to the disk; a folder too, where the system can (not on Windows)."""
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)

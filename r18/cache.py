@@ -27,7 +27,7 @@ _refused: set[Path] = set()
 
 
 def load(path: Path) -> bytes | None:
-    """What `store` wrote, or None: it is absent, damaged, or not the user's own.
+    """The bytes that `store` wrote, or None: they are absent, damaged, or not the user's own.
 
     Warns of the last two.
     """
@@ -90,7 +90,7 @@ def _usable(folder: Path) -> bool:
 
 
 def _foreign(found: os.stat_result) -> str:
-    """Why others can have written what is there; empty if only the user can."""
+    """Why others can have written a file or folder; empty if only the user can."""
     if not hasattr(os, "geteuid"):  # Windows: a profile is its user's own
         return ""
     if found.st_uid != os.geteuid():

@@ -1,4 +1,4 @@
-"""Judging functions in somebody's own test suite.
+"""Judge functions in a user's own test suite.
 
     @r18.check.kernel(like=torch.nn.functional.conv2d)
     def conv2d(x, w, b=None, stride=1, padding=0): ...
@@ -8,7 +8,7 @@
 
 The mark costs nothing and imports nothing, so it may stay in the code that is shipped; `r18 check
 FILE` judges every marked function of a file. `assert_kernel` needs the oracle, which the core does
-not import: it is asked for by entry point (`r18.hooks`).
+not import: it is found by entry point (`r18.hooks`).
 """
 
 from __future__ import annotations

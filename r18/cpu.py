@@ -1,4 +1,4 @@
-"""What the CPU is and has: instructions that kernels choose by, cores, NUMA nodes and caches.
+"""The CPU: instructions that kernels choose by, cores, NUMA nodes and caches.
 
 Linux tells all of it in `/proc/cpuinfo` and `/sys`. Elsewhere only the name and the counts are
 known. A backend decides for itself what it uses: this is for people and records.
@@ -36,7 +36,7 @@ INSTRUCTIONS = {
 """The names of instruction sets that decide the speed of kernels, by Linux's flags."""
 
 WIDEST = ("AMX-INT8", "AVX-512", "AVX2", "SVE", "NEON")
-"""Those that tell one generation of a processor from another, the newest first."""
+"""The sets that tell one generation of a processor from another, the newest first."""
 
 _DECORATION = re.compile(r"\((?:R|TM|C)\)|@?\s*\d[\d.]*\s*[GM]Hz|\b\w+-Cores?\b", re.IGNORECASE)
 
@@ -79,7 +79,7 @@ class Cpu:
         return ", ".join((f"{self.name}: {' '.join(counts)}", *self.instructions, *caches))
 
     def to_json(self) -> dict[str, Any]:
-        """As records have it."""
+        """The CPU as records have it."""
         lists = {"instructions": list(self.instructions)}
         return asdict(self) | lists | {"caches": dict(self.caches), "sharing": dict(self.sharing)}
 
@@ -132,7 +132,7 @@ def threads() -> tuple[int, ...]:
 
 
 def _facts() -> dict[str, str]:
-    """What `/proc/cpuinfo` says of the first thread; its flags are in small letters."""
+    """The facts in `/proc/cpuinfo` about the first thread; its flags are in small letters."""
     found: dict[str, str] = {}
     with suppress(OSError):
         for line in INFO.read_text().splitlines():
@@ -170,7 +170,7 @@ def _caches(thread: int) -> Iterator[tuple[str, int, set[int]]]:
 
 
 def _numbers(path: Path) -> set[int]:
-    """Of a list such as `0-3,8`; empty where there is none."""
+    """The numbers in a list such as `0-3,8`; empty where there is none."""
     with suppress(OSError, ValueError):
         parts = (part.partition("-") for part in _text(path).split(",") if part)
         return {n for first, _, last in parts for n in range(int(first), int(last or first) + 1)}

@@ -34,7 +34,7 @@ SAME_SECONDS = 2.0
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP. What is cleaned up at Ctrl-C is cleaned up here too."""
+    """SIGTERM or SIGHUP, as a `KeyboardInterrupt`: it triggers the same cleanup as Ctrl-C."""
 
 
 class _Signals:
@@ -246,7 +246,7 @@ def _say(line: str) -> None:
 
 
 def _drop_unwritten() -> None:
-    """Python writes what is left once more as it ends, and would complain."""
+    """Drop unwritten output: Python would write it once more as it ends, and complain."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and _unwritable(stream):
             with suppress(OSError, ValueError):

@@ -1,12 +1,12 @@
 """The one tree of errors.
 
-A message names what was asked, what was found, what is known (with the nearest match), and what
+A message names the request, the facts found, the known names (with the nearest match), and what
 to do. Everything that this project raises on purpose derives from `R18Error`; the command line
 turns these into one line on stderr and an exit code, and lets any other exception through as the
 bug that it is.
 
-A message may quote a file or a name that somebody else wrote. `show` and `plain` limit what is
-quoted, and escape what a terminal would obey.
+A message may quote an untrusted file or name. `show` and `plain` limit the quotation, and escape
+characters that a terminal would obey.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def plain(text: object, limit: int = MOST_QUOTED) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Without what a terminal obeys, what reverses text and lone surrogates; newlines are ours."""
+    """Escape control characters, those that reverse text, lone surrogates; newlines are ours."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
@@ -163,7 +163,7 @@ def unknown_kernel(glob: str, ids: Iterable[str]) -> R18Error:
 
 
 def nearest(asked: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like what was asked for, or None if none is."""
+    """The known name most like the one asked for, or None if none is similar."""
     lowered = {name.lower(): name for name in sorted(known)}
     begin = asked[:MOST_QUOTED].lower()  # the comparison takes quadratic time
     near = difflib.get_close_matches(begin, list(lowered)[:MOST_COMPARED], n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Files that somebody names: only regular ones, of bounded size, opened once and read once.
+"""Files that a user names: only regular ones, of bounded size, opened once and read once.
 
 A name may lead to a FIFO, a device or a folder, where reading blocks or never ends, and a file may
 be larger than the memory. `open_file` refuses these without blocking, and everything that reads a
@@ -74,7 +74,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def read_all(stream: BufferedReader) -> bytes:
-    """All bytes of a file that `open_file` opened. Raises `Refused` if it changed meanwhile."""
+    """All bytes of a file that `open_file` opened. Raises `Refused` if the file changed since."""
     size = os.fstat(stream.fileno()).st_size
     data = stream.read(size + 1)
     if len(data) != size:

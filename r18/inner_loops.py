@@ -51,8 +51,8 @@ class Loop:
 def inner_loops(code: HostCode) -> tuple[Loop, ...]:
     """The innermost loops that multiply: those with the most products first, then the shortest.
 
-    A loop is what lies between a label and a jump back to it; it is an innermost one if no other
-    is in it.
+    A loop is the code between a label and a jump back to it; it is an innermost one if it contains
+    no other.
     """
     lines = code.assembly.splitlines()
     labels = {found[1]: at for at, line in enumerate(lines) if (found := LABEL.match(line))}
@@ -120,7 +120,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Result:
-    """Of several kernels; ceilings: those that shares are of."""
+    """The inner loops of several kernels; ceilings: those that shares are of."""
 
     kernels: tuple[Seen, ...]
     ceilings: tuple[Ceiling, ...] = ()

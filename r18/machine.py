@@ -1,4 +1,4 @@
-"""The host: what it is, how busy it is, and the threads and memory that this process uses."""
+"""The host: its description, its load, and the threads and memory that this process uses."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OTHER_THREADS = (
 """The same for libraries that read a variable of their own."""
 NUMBA_THREADS = "NUMBA_NUM_THREADS"
 BUSY = 0.3
-"""The load per CPU above which other processes disturb what is measured."""
+"""The load per CPU above which other processes disturb a measurement."""
 CUDA_DRIVERS = ("libcuda.so.1", "libcuda.dylib", "nvcuda.dll")
 """The libraries of NVIDIA's driver, by system."""
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux says what a container may use."""
+"""The folder in which Linux states a container's limits."""
 
 KEPT_NBYTES = 256 << 20
 MOST_REUSED_NBYTES = 32 << 20
@@ -44,7 +44,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def machine() -> dict[str, Any]:
-    """What a time was measured on, for a record: a time means nothing without it."""
+    """The machine, for a record of a time: a time means nothing without it."""
     here = cpu()
     return {
         "platform": f"{platform.system()} {platform.machine()}",
@@ -183,7 +183,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def caching_in(folder: Path) -> Iterator[None]:
-    """Let this folder be `cache_folder()` meanwhile, also for processes that are started."""
+    """Let this folder be `cache_folder()` within the context, also for processes started there."""
     before = os.environ.get("R18_CACHE")
     os.environ["R18_CACHE"] = str(folder)
     try:
@@ -196,7 +196,7 @@ def caching_in(folder: Path) -> Iterator[None]:
 
 
 def package_version(package: str) -> str | None:
-    """Of an installed distribution, by its name; None of one that is not installed."""
+    """The version of an installed distribution, by its name; None for one that is not installed."""
     with suppress(PackageNotFoundError):
         return version(package)
     return None
@@ -218,7 +218,7 @@ def memory_nbytes() -> int:
 
 
 def reset_peak() -> bool:
-    """Reset `peak_nbytes` to what is resident now; False where the system cannot."""
+    """Reset `peak_nbytes` to the resident bytes now; False where the system cannot."""
     _trim()
     try:
         Path("/proc/self/clear_refs").write_text("5")

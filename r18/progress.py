@@ -1,4 +1,4 @@
-"""A progress bar on stderr: what is under way, how much is done."""
+"""A progress bar on stderr: the present activity, and how much is done."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def progress_bar() -> Iterator[Bar]:
 
 @contextmanager
 def run_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar over runs; call it with what is being done, and how many of how many runs are done."""
+    """A bar over runs; call it with the present activity, the runs that are done, and all runs."""
     with _shown(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task("")
 

@@ -1,4 +1,4 @@
-"""What the time of a command goes into: named parts, for `--timings`.
+"""The time of a command by named parts, for `--timings`.
 
 `part` may be anywhere; without a `Stopwatch` that runs it costs next to nothing.
 """
@@ -16,7 +16,7 @@ import psutil
 from tabulate import tabulate
 
 OTHER = "other"
-"""What is in no part."""
+"""The name of the time in no part."""
 STAT, STARTED = Path("/proc/self/stat"), 19
 """proc_pid_stat(5): the place, after the name, of the ticks at which the process began."""
 
@@ -24,7 +24,7 @@ STAT, STARTED = Path("/proc/self/stat"), 19
 class Stopwatch:
     """Seconds of parts, in the order of their beginnings.
 
-    What is in a part of a part counts for the inner one alone.
+    Time in a part within a part counts for the inner one only.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Stopwatch:
         self._begin -= seconds
 
     def rows(self) -> list[tuple[str, float]]:
-        """(part, seconds), then what is in none, then the total."""
+        """(part, seconds), then the time in no part, then the total."""
         total = time.perf_counter() - self._begin
         rest = total - sum(self.seconds.values())
         return [*self.seconds.items(), (OTHER, rest), ("total", total)]
@@ -70,7 +70,7 @@ _RUNNING: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 def stopwatch(since_start: str = "") -> Iterator[Stopwatch]:
     """Time the parts of this thread inside.
 
-    since_start: the name of what the process did before; "" leaves it out.
+    since_start: the name of the time since the process began; "" leaves it out.
     """
     watch = Stopwatch()
     if since_start:
@@ -92,7 +92,7 @@ def _since_start() -> float:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Time what is inside, if a stopwatch runs."""
+    """Time the block, if a stopwatch runs."""
     watch = _RUNNING.get()
     if watch is None:
         yield

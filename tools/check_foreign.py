@@ -43,7 +43,7 @@ from r18_oracle.functions.kinds import arrays_of
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "foreign"
 LIMIT_SECONDS = 600
-"""Of a function; one that takes longer ends the run."""
+"""The time limit of a function; one that takes longer ends the run."""
 
 
 class Skipped(Exception):
@@ -68,7 +68,7 @@ class Foreign:
 
     @classmethod
     def of(cls, path: Path) -> Foreign:
-        """Raises `UsageError` for a file that declares too little."""
+        """Read a file's declarations. Raises `UsageError` for a file that declares too little."""
         constants: dict[str, Any] = {}
         functions: dict[str, str] = {}
         for node in ast.parse(path.read_text("utf-8")).body:
@@ -131,7 +131,7 @@ def _constants(node: ast.Assign) -> dict[str, Any]:
 
 
 def _device(arrays: str) -> DeviceInfo:
-    """Of a CPU without the library's version, which is the function's."""
+    """The device of a function's arrays; for a CPU without the version of the arrays' library."""
     found = arrays_of(arrays).device()
     return DeviceInfo("cpu", cpu().name) if found.kind == "cpu" else found
 
@@ -150,7 +150,7 @@ def asked(names: list[str]) -> Iterator[tuple[Foreign, list[str]]]:
 
 
 def checked(path: Path, name: str, profile: str) -> tuple[dict[str, Any], float]:
-    """What `r18 check --json` prints of a function, and the seconds of the command.
+    """The output of `r18 check --json` for a function, and the seconds of the command.
 
     Raises `R18Error` with what it printed instead.
     """

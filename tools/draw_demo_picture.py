@@ -45,7 +45,7 @@ def background(y: Pixels, x: Pixels) -> Pixels:
 
 
 def shadowed(picture: Pixels, y: Pixels, x: Pixels) -> Pixels:
-    """With the shadow that the orange casts to the right, soft at its rim."""
+    """The picture with the shadow that the orange casts to the right, soft at its rim."""
     across = (x - CENTRE[0] - 45) / (RADIUS * 1.25)
     down = (y - CENTRE[1] - 0.88 * RADIUS) / (RADIUS * 0.30)
     dark = 1 / (1 + np.exp((np.hypot(across, down) - 0.92) * 9))
@@ -53,7 +53,7 @@ def shadowed(picture: Pixels, y: Pixels, x: Pixels) -> Pixels:
 
 
 def orange(picture: Pixels, y: Pixels, x: Pixels) -> Pixels:
-    """With a sphere, its peel dimpled, lit from the upper left."""
+    """The picture with a sphere, its peel dimpled, lit from the upper left."""
     u, v = (x - CENTRE[0]) / RADIUS, (y - CENTRE[1]) / (RADIUS * 0.96)
     inside = 1 - u * u - v * v
     w = np.sqrt(np.clip(inside, 0, 1))

@@ -53,7 +53,8 @@ def table(name: str) -> Table:
 
 
 def row(op: str, algorithm: str, members: Sequence[Kernel]) -> tuple[str, ...]:
-    """What the kernels of an op and algorithm declare; "some" marks promises that not all make."""
+    """The table's row for the kernels of an op and algorithm; "some" marks promises that not all
+    make."""
     return (
         op,
         algorithm,

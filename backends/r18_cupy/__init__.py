@@ -45,8 +45,8 @@ FEW_OUTPUTS = 2**18  # of a step that may run concurrently with another
 FUSED_CLASSIFIER = {"fp32": 0, "tf32": 4, "fp16x3": 4}
 """The largest batch at which pooling and classifier are one launch where no table decides.
 
-Of formats of four bytes: each image's CTAs read its pixels and all weights again, from a few images
-on more than two launches read. No batch was measured.
+For formats of four bytes only. Each image's CTAs read its pixels and all weights again: from a few
+images on that is more than two launches read. No batch was measured.
 """
 TUNED = Path(__file__).parent / "tuned"  # tuning tables of measured devices
 INSTALL = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"
@@ -99,9 +99,9 @@ class Backend(BackendBase):
         return kernels_for(self._capability)
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """By the tuning table of the probed device. See `r18 tune`.
+        """The choice of the probed device's tuning table. See `r18 tune`.
 
-        Of what the table lacks: `Apart` for a fused classifier at batches above `FUSED_CLASSIFIER`,
+        Without an entry: `Apart` for a fused classifier at batches above `FUSED_CLASSIFIER`,
         `implicit_gemm_wgmma_pingpong` where its estimate is the lower one, in fp8
         `implicit_gemm_wgmma_halo` for a few images, else None.
         """
@@ -127,7 +127,7 @@ class Backend(BackendBase):
         return found
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:
-        """Where the second is small: then neither fills the device.
+        """True where the second is small: then neither fills the device.
 
         On CUDA cores a larger one still fills what the first leaves idle at its end. In formats of
         one byte both at once were faster than one after the other at batches 4 to 16
@@ -151,7 +151,7 @@ class Backend(BackendBase):
         return CupyProgram(self, plan, weights)
 
     def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        """One for each tile that is no kernel of its own."""
+        """A variant for each tile that is not a kernel of its own."""
         from r18_cupy.choices import variants_of
 
         return variants_of(cast(CudaKernel, kernel))

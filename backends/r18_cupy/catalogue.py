@@ -83,7 +83,8 @@ def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
 
 
 def pingpong_kernels() -> tuple[ImplicitGemmWgmmaPingpong, ...]:
-    """Without tf32, until a report of racecheck is explained: see docs/performance-log.md."""
+    """The ping-pong kernels. Without tf32, until a report of racecheck is explained: see
+    docs/performance-log.md."""
     every = implicit_gemm_wgmma_pingpong_kernels()
     return tuple(kernel for kernel in every if kernel.precision != TF32)
 

@@ -16,7 +16,8 @@ from r18_cupy.kernel import CudaKernel, launches_of
 
 @cache
 def variants_of(kernel: CudaKernel) -> tuple[CudaKernel, ...]:
-    """One for each of the kernel's tiles, if it has several; without those listed as kernels."""
+    """A variant for each of the kernel's tiles, if it has several; without those listed as
+    kernels."""
     tiles = tiles_of(kernel)
     if len(tiles) < 2:
         return ()
@@ -41,7 +42,7 @@ def variant_for(kernel: CudaKernel, problem: Problem) -> CudaKernel | None:
 
 
 def tiles_of(kernel: CudaKernel) -> Sequence[TileConfig]:
-    """Its own, or those of the kernel that computes its `product`."""
+    """The kernel's own tiles, or those of the kernel that computes its `product`."""
     tiles: Sequence[TileConfig] = getattr(getattr(kernel, "product", kernel), "tiles", ())
     return tiles
 
@@ -60,7 +61,8 @@ def with_one_tile(kernel: CudaKernel, tile: TileConfig, label: str) -> CudaKerne
 
 
 def labels(tiles: Sequence[TileConfig]) -> Iterator[str]:
-    """Their names; of tiles that share one, `m224n64k16+unrolled` with the flags that are set."""
+    """The tiles' names; of tiles that share one, `m224n64k16+unrolled` with the flags that are
+    set."""
     names = [tile.name for tile in tiles]
     for tile in tiles:
         flags = (field.name for field in fields(tile) if getattr(tile, field.name) is True)

@@ -168,7 +168,7 @@ class CudaKernel(Kernel):
 
     @property
     def digest(self) -> str:
-        """sha256 over what decides the results: device sources and flags, and the host modules."""
+        """sha256 over all code that decides the results: device sources, flags and host modules."""
         entries = sorted(entry.digest for entry in self.entries())
         return combined([self.id, HOST.digest(type(self)), *entries])
 
@@ -238,7 +238,7 @@ class CudaKernel(Kernel):
 
 
 def _is_constant(argument: Argument) -> bool:
-    """Whether no launch writes what an argument names: weights, or no memory at all."""
+    """Whether an argument names memory that no launch writes: weights, or none at all."""
     pointer = argument if isinstance(argument, Pointer) else getattr(argument, "pointer", None)
     return pointer is None or pointer.role is Role.WEIGHT
 

@@ -1,7 +1,7 @@
-"""Rates of single instructions and of memories: what `r18 roofline --measure` records of a GPU.
+"""Rates of single instructions and of memories, which `r18 roofline --measure` records of a GPU.
 
-Each microbenchmark is a launch that repeats one instruction, or one kind of access, for as long as
-it is asked to. Operands are random: products of zeros take less power and run faster. Operations
+Each microbenchmark is a launch that repeats one instruction, or one kind of access, a given number
+of times. Operands are random: products of zeros take less power and run faster. Operations
 follow from what the CUDA source unrolls, and tests compare that with the compiled loop.
 """
 
@@ -30,7 +30,7 @@ Otherwise the first time would include host latency."""
 
 
 Data = Callable[[int, np.random.Generator], Array]
-"""Random operands of as many bytes."""
+"""A function that returns random operands of the given number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Microbenchmark:
         return device >= ((8, 0) if self.what == "mma.sync" else (7, 5))
 
     def launch(self, multiprocessors: int, repeats: int) -> GridLaunch:
-        """Pure."""
+        """The launch on a device with that many multiprocessors. Pure."""
         return GridLaunch(
             self.entry,
             (self.blocks * multiprocessors, 1, 1),
@@ -94,13 +94,13 @@ def _float16(nbytes: int, rng: np.random.Generator) -> Array:
 
 
 def _bfloat16(nbytes: int, rng: np.random.Generator) -> Array:
-    """As uint16, truncated."""
+    """Random bfloat16 numbers as uint16, truncated from float32."""
     wide = rng.standard_normal(nbytes // 2, np.float32).view(np.uint32)
     return (wide >> 16).astype(np.uint16)
 
 
 def _e4m3(nbytes: int, rng: np.random.Generator) -> Array:
-    """As uint8: random signs and mantissas, magnitudes from 2⁻³ to 2."""
+    """Random e4m3 numbers as uint8: random signs and mantissas, magnitudes from 2⁻³ to 2."""
     signs_and_mantissas = rng.integers(0, 256, nbytes, np.uint8) & 0x87
     exponents = rng.integers(4, 8, nbytes, np.uint8)
     return signs_and_mantissas | exponents << 3
@@ -111,7 +111,7 @@ def _bytes(nbytes: int, rng: np.random.Generator) -> Array:
 
 
 def _uniform(nbytes: int, rng: np.random.Generator) -> Array:
-    """float32 in [0, 1)."""
+    """Random float32 numbers in [0, 1)."""
     return rng.random(nbytes // 4, np.float32)
 
 
@@ -124,7 +124,8 @@ FORMATS: dict[str, tuple[str, int, Data]] = {
     "int8": ("Bytes", 1, _bytes),
     "e4m3": ("E4m3", 1, _e4m3),
 }
-"""Of each format: the macro OPERAND of wgmma.cu and mma.cu, bytes of an operand, operands."""
+"""By format: the macro OPERAND of wgmma.cu and mma.cu, bytes of an operand, a function for
+operands."""
 K_NBYTES = 32
 """Bytes of K that one instruction of tensor cores multiplies."""
 
@@ -224,7 +225,7 @@ def _l2(l2_nbytes: int) -> Microbenchmark:
 
 
 def microbenchmarks(device: Device) -> tuple[Microbenchmark, ...]:
-    """Those that a device runs. Pure."""
+    """The microbenchmarks that a device supports. Pure."""
     every = (
         *map(_wgmma, FORMATS),
         *(_mma(name) for name in FORMATS if name != "e4m3"),  # has it from sm_89 on
@@ -242,7 +243,7 @@ def microbenchmarks(device: Device) -> tuple[Microbenchmark, ...]:
 def ceilings(
     memory: CupyMemory, stream: CupyStream, progress: Callable[[str], None]
 ) -> Iterator[Ceiling]:
-    """What the current device gives. progress: called as each measurement begins."""
+    """The ceilings measured on the current device. progress: called as each measurement begins."""
     device = _device()
     every = microbenchmarks(device)
     progress("compiling microbenchmarks")

@@ -127,7 +127,7 @@ class Backend(BackendBase):
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
     ) -> Program:
-        """As by default, once the device is known."""
+        """Compile as by default, once the device is known."""
         self.probe()  # the plan may name only what the device runs
         return super().compile(schedule, weights, options)
 

@@ -13,7 +13,8 @@ class GraphError(Exception):
 
 
 class Graph:
-    """What `work` enqueues into a stream (a handle), captured once and launched many times.
+    """A CUDA graph of the work that `work` enqueues into a stream (a handle): captured once,
+    launched many times.
 
     Raises `GraphError` if the driver cannot capture it. Exceptions of `work` propagate.
     """

@@ -1,4 +1,4 @@
-"""What all kernels of this backend share."""
+"""The base class of this backend's kernels, their buffers, and common launch grids."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Race(Exception):
 
 
 class Block(Protocol):
-    """Which thread of a block runs, and how many barriers the block has passed."""
+    """The state of a block: which of its threads runs, and how many barriers it has passed."""
 
     running: int
     passed: int

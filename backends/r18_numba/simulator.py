@@ -117,7 +117,8 @@ class Block(kernel.BlockManager):  # type: ignore[misc]
 
 
 class _Current:
-    """In the simulator, what it uses of `threading`: it asks for the CUDA thread that runs."""
+    """A substitute for the simulator's `threading`, whose current thread is the CUDA thread that
+    runs."""
 
     thread: Thread
 

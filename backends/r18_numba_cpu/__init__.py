@@ -89,14 +89,14 @@ class Backend(BackendBase):
         return None if kernel is None else Preferred(kernel)
 
     def host_code(self, kernel: Kernel, problem: Problem) -> HostCode | None:
-        """Of convolution and linear; see `r18_numba_cpu.assembly`."""
+        """The machine code of convolution and linear kernels; see `r18_numba_cpu.assembly`."""
         return assembly.host_code(kernel, problem)
 
     def stream(self) -> CallStream:
         return CallStream()
 
     def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
-        """Multiply-add, and what else this CPU multiplies with, on all threads."""
+        """The rates of multiply-add and of this CPU's other multiplications, on all threads."""
         return tuple(microbenchmarks.ceilings(progress))
 
     def compile(
@@ -108,7 +108,7 @@ class Backend(BackendBase):
 
 
 def without(kernels: tuple[Kernel, ...], *endings: str) -> tuple[Kernel, ...]:
-    """The kernels of a CPU that lacks what `endings` of algorithm and precision need."""
+    """The kernels without those whose algorithm and precision have one of these endings."""
     return tuple(k for k in kernels if not f"{k.algorithm}/{k.precision}".endswith(endings))
 
 

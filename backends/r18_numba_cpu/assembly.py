@@ -35,7 +35,7 @@ def host_code(kernel: Kernel, problem: Problem) -> HostCode | None:
 
 
 def instruction_of(kernel: Kernel, problem: Problem) -> str:
-    """What the products of a convolution or a linear op are computed by."""
+    """The instruction that computes the products of a convolution or a linear op."""
     name = f"{kernel.algorithm}/{kernel.precision.name}"
     if name.endswith(bfloat16.BY_AMX):
         return OF_BF16_TILES

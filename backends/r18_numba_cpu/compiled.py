@@ -70,7 +70,7 @@ def recorded() -> Iterator[list[Call]]:
 class CallStream(HostStream):
     """Captures the calls of kernels, whose arguments are the same in every run.
 
-    Those that depend on the threads are found again when another number of them is to run.
+    Arguments that depend on the number of threads are captured again when it changes.
     """
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Rates of the instructions that kernels multiply with: what `r18 roofline --measure` records.
+"""Rates of the instructions that kernels multiply with, for `r18 roofline --measure`.
 
 Operands are random and in registers. Every worker repeats the same products.
 """
@@ -26,7 +26,7 @@ TILE_ROWS, TILE_NBYTES = 16, 64
 
 @dataclass(frozen=True)
 class Microbenchmark:
-    """An instruction and what it multiplies.
+    """An instruction and the types of its factors.
 
     factors: the type of their elements; of bfloat16 uint16.
     tiles:   by AMX; otherwise by vectors.
@@ -39,7 +39,7 @@ class Microbenchmark:
 
     @property
     def elements(self) -> int:
-        """Of K that a lane multiplies at a time."""
+        """Elements of K that a lane multiplies at a time."""
         return 4 // np.dtype(self.factors).itemsize
 
     @property
@@ -48,26 +48,26 @@ class Microbenchmark:
 
     @property
     def operations(self) -> int:
-        """Of one turn of the loop of one worker; a multiply-accumulate is two."""
+        """Operations of one worker in one turn of the loop; a multiply-accumulate is two."""
         kernels = module("microbenchmarks")
         sums = 4 * TILE_ROWS**2 * TILE_ROWS if self.tiles else kernels.SUMS * module("vector").LANES
         return 2 * sums * self.elements
 
 
 def multiply_add() -> str:
-    """What LLVM selects on this machine for a product that is added to a float32 sum."""
+    """The instruction that LLVM selects on this machine to add a product to a float32 sum."""
     if platform.machine() in ("x86_64", "AMD64"):
         return "vfmadd231ps" if module("vector").FEATURES.get("fma") else "mulps"
     return "fmla"
 
 
 def of_words() -> str:
-    """What LLVM selects for products of int16 that are added to int32 sums."""
+    """The instruction that LLVM selects to add products of int16 to int32 sums."""
     return "vpdpwssd" if module("integers.dots").HAS_VNNI else "vpmaddwd"
 
 
 def microbenchmarks() -> tuple[Microbenchmark, ...]:
-    """Those of the instructions that this CPU has."""
+    """The microbenchmarks of the instructions that this CPU has."""
     amx, found = module("amx"), [Microbenchmark(multiply_add(), FP32.name, np.float32)]
     if module("bfloat16.pairs").AVAILABLE:
         found.append(Microbenchmark(OF_PAIRS, BF16.name, np.uint16))
@@ -83,7 +83,7 @@ def microbenchmarks() -> tuple[Microbenchmark, ...]:
 
 
 def ceilings(progress: Callable[[str], None]) -> Iterator[Ceiling]:
-    """What this CPU gives with all threads. progress: called as each measurement begins."""
+    """The ceilings of this CPU with all threads. progress: called as each measurement begins."""
     for one in microbenchmarks():
         progress(f"{one.what} {one.precision}")
         count = workers()
@@ -123,7 +123,7 @@ def _factors(one: Microbenchmark) -> Array:
 
 
 def _sums(one: Microbenchmark, count: int) -> Array:
-    """Those of each worker, which begin apart: LLVM keeps equal ones once."""
+    """The sums of each worker. Their initial values differ, since LLVM would merge equal ones."""
     size = 4 * TILE_ROWS**2 if one.tiles else module("microbenchmarks").SUMS * _lanes()
     return np.arange(count * size).astype(one.sums)
 

@@ -86,7 +86,7 @@ def add(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) 
 
 
 def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Of float32, or of bfloat16 as uint16."""
+    """Max-pooling of float32, or of bfloat16 as uint16."""
     pool(op, inputs[0], out, workspace, 0)
 
 
@@ -105,7 +105,7 @@ def line_nbytes(problem: Problem) -> int:
 
 
 POOL: dict[str, Any] = {"scratch": line_nbytes, "edges": (3, VECTOR, PANEL)}
-"""What kernels of max pooling have; 3 are the rows of a window that are read together."""
+"""Fields of max-pooling kernels; the edge 3 is the rows of a window that are read together."""
 
 
 def gap(op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:

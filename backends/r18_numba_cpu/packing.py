@@ -15,8 +15,8 @@ Arrays = tuple[Array, ...]
 FLOAT_NBYTES = 4
 
 VECTOR, PANEL = 16, 32
-"""float32 lanes of the widest register, and columns of the widest panel. Those of narrower
-registers divide them."""
+"""float32 lanes of the widest register, and columns of the widest panel. The numbers of
+narrower registers divide them."""
 
 TILE_ROWS = (6, 14)
 """The most rows of a register tile, with narrow and with wide registers."""
@@ -63,7 +63,7 @@ def panels(outputs: int) -> int:
 
 
 def weight_nbytes(shape: ConvShape, dtype: np.dtype[np.generic]) -> int:
-    """The bytes of packed weights of this type, but for what pads K."""
+    """The bytes of packed weights of this type, without the padding of K."""
     columns = panels(shape.outputs) * int(module("micro_kernel").COLUMNS)
     return shape.kernel_h * shape.kernel_w * shape.channels * columns * dtype.itemsize
 

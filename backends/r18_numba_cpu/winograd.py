@@ -29,13 +29,13 @@ BUFFER = 2 * MATRICES * VECTOR
 """Elements that a worker needs to transform one patch."""
 
 CACHED_NBYTES = 512 << 10
-"""What the chunk of a worker may take of its core's L2 cache."""
+"""The part of a core's L2 cache that a worker's chunk may take, in bytes."""
 
 FILTER_NBYTES = 4 << 20
 """Transformed filters up to this size stay in the last-level cache, for all workers to read."""
 
 ROUND_NBYTES = 16 << 20
-"""What the tiles of a round may take if the filters are larger than that."""
+"""The limit for the tiles of a round where the filters are larger than that, in bytes."""
 
 
 def _filter_transform() -> Array:

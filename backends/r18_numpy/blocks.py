@@ -14,7 +14,7 @@ BLOCK_NBYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """What one worker of im2col computes at a time: channels of rows of images."""
+    """The part of a convolution that one worker of im2col computes at a time."""
 
     images: slice
     channels: slice

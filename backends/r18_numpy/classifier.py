@@ -60,7 +60,7 @@ def _nbytes(precision: Precision, problem: Problem) -> int:
 
 
 def _means(problem: Problem) -> int:
-    """How many means there are: N·C."""
+    """The number of means: N·C."""
     n, c = problem.inputs[0][:2]
     return n * c
 

@@ -19,7 +19,7 @@ Arrays = tuple[Array, ...]
 
 
 def conv_kernels(precision: Precision) -> tuple[HostKernel, ...]:
-    """The preferred algorithm first."""
+    """The convolution kernels, the preferred algorithm first."""
     contract = RoundingContract("sum", precision.accumulate, precision.storage)
     return (
         HostKernel(
@@ -84,7 +84,7 @@ def conv_direct(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspa
 
 
 def _shifted_shape(op: Conv2d, output: Shape) -> Shape:
-    """(N, C, OH, OW): what one tap reads for all outputs."""
+    """(N, C, OH, OW): the pixels that one tap reads for all outputs."""
     n, _, oh, ow = output
     return n, op.in_channels, oh, ow
 

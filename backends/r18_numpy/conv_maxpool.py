@@ -51,7 +51,8 @@ def at_a_time(problem: Problem) -> int:
 def areas(
     problem: Problem, count: int, workspace: Array, sums: Dtype, made: Dtype, image: Dtype
 ) -> tuple[Array, Array, Array]:
-    """Of `count` images: the convolution's workspace, what it makes, and the images in bytes."""
+    """The workspace for `count` images: the convolution's scratch, its outputs, and the images in
+    bytes."""
     *makers, conv, pool = parts_of(problem)
     shape, given = (count, *pool.inputs[0][1:]), (count, *conv.inputs[0][1:])
     first = _scratch_nbytes(problem, sums)

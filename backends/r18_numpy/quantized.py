@@ -36,7 +36,7 @@ Arrays = tuple[Array, ...]
 SUMS = np.dtype(np.float64)
 """The format of a convolution's sums, in which BLAS multiplies integers exactly."""
 INTEGERS = np.dtype(np.int8)
-"""What an image is made of."""
+"""The dtype of a quantised image."""
 
 
 def quantized_kernels() -> tuple[HostKernel, ...]:

@@ -20,8 +20,8 @@ def inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, sl
 
 
 def shift(op: Conv2d, x: Array, r: int, s: int, top: int, out: Array) -> None:
-    """What tap (r, s) reads: out[…, i, j] = x[…, (top + i)·sh + r·dh − ph, j·sw + s·dw − pw], and
-    0 outside the image.
+    """Copy the pixels of tap (r, s): out[…, i, j] = x[…, (top + i)·sh + r·dh − ph, j·sw + s·dw −
+    pw], and 0 outside the image.
 
     x: 4-d, with H and W last. out: the same with the output's rows from `top` on, and OW.
     """
@@ -36,7 +36,8 @@ def shift(op: Conv2d, x: Array, r: int, s: int, top: int, out: Array) -> None:
 
 
 def unfolded(op: Conv2d, band: Array, shape: Shape) -> Array:
-    """A view of what every tap reads, of `shape` (C, kh, kw, N, OH, OW), for one copy of it all.
+    """A view of the pixels of every tap, of `shape` (C, kh, kw, N, OH, OW); one copy gathers them
+    all.
 
     band: (C, N, H, W), with its padding. NOTE: a copy for each tap would let go of Python's lock as
     often, and a thread that waits for it sleeps.

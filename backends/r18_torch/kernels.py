@@ -3,7 +3,7 @@
 `integers` has the quantised ops, `scaled` those of e4m3 numbers.
 
 NOTE: inside `enqueue`, PyTorch allocates results from its caching allocator. They are copied to the
-planned output. A reference may be slower than what it is compared with.
+planned output. A reference may be slower than the kernels compared with it.
 """
 
 from __future__ import annotations

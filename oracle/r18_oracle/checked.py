@@ -68,10 +68,10 @@ class Checked:
     """The result.
 
     target: settled, if it could be. found: what the probes found; None if they crashed.
-    accepted: the contract was given, so that a narrow one is no fault.
+    accepted: the contract was given, so that a narrow one is not a fault.
     reports: of the search, one for each contract; findings: all of them. After two searches they
     are those of the second; seconds: of both.
-    reduced: what a slow function was not asked for, in a sentence; "" if nothing.
+    reduced: how the search of a slow function was reduced, in a sentence; "" if it was not.
     """
 
     target: Target
@@ -84,7 +84,8 @@ class Checked:
 
     @property
     def below(self) -> tuple[str, ...]:
-        """What it computes in less than its arrays hold, and nobody said it might."""
+        """What is narrower than expected, as in `Found.below`; empty if a narrow contract was
+        accepted."""
         return () if self.accepted or self.found is None else self.found.below
 
     @property
@@ -97,7 +98,7 @@ class Checked:
 
     @property
     def tally(self) -> Tally:
-        """Of all reports."""
+        """The sum of the reports' tallies."""
         tally = Tally()
         for report in self.reports:
             tally.include(report.tally)
@@ -105,7 +106,8 @@ class Checked:
         return tally
 
     def text(self, folder: Path | None = None) -> str:
-        """For people. folder: where findings are saved, with the commands that replay them."""
+        """The result as text. folder: where findings are saved, with the commands that replay
+        them."""
         target = self.target
         lines = [f"{target.place}, like {target.operator.title}"]
         given = f"{target.dtype} arrays of {target.arrays}" if target.arrays else target.dtype
@@ -128,7 +130,7 @@ class Checked:
 
     @property
     def verdict(self) -> str:
-        """In a line."""
+        """The verdict in one line."""
         if self.findings:
             return f"wrong: {', '.join(dict.fromkeys(f.check for f in self.findings))}"
         if not self._judged:
@@ -221,7 +223,7 @@ class _Plan:
     """How a function is searched.
 
     how: as asked. profile: the effort, reduced for a slow function. network: whose problems it
-    gets, or None. reduced: what it is not asked for, in a sentence.
+    gets, or None. reduced: how the search is reduced, in a sentence.
     """
 
     how: How
@@ -265,7 +267,7 @@ def _searched(
 
 
 def _settled_again(first: Checked, found: Found, how: How) -> Again | None:
-    """What settling finds with the problems of the findings among those that are probed.
+    """Settle again, with the problems of the findings among those that are probed.
 
     None unless the function transforms each of these problems.
     """
@@ -284,7 +286,7 @@ def _settled_again(first: Checked, found: Found, how: How) -> Again | None:
 
 
 def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:
-    """What settling found, or the crash or hang that ended it."""
+    """The result of settling, or the crash or hang that ended it."""
     if not how.isolated:
         return settle(target=target, announce=lambda problem, kind, seed: None), None
     name = backend_of(target.name).kernel.id
@@ -324,7 +326,7 @@ def _paced(how: Profile, found: Found, products: bool) -> tuple[Profile, str]:
 def _here(
     target: Target, found: Found | None, accepted: bool, how: Profile, seed: int, reduced: str
 ) -> Checked:
-    """In this process."""
+    """Search in this process."""
     backend, name = backend_of(target.name), target.name
     reports = tuple(
         run_campaign(backend, kernel, how, seed, backend_name=name, network_name=None)
@@ -342,7 +344,7 @@ def target_of(place: str, like: object | None = None, **options: Any) -> Target:
     """The target of a place, as the command line names it; the function's mark adds to it.
 
     like: an operator, or the file of a suite's problem, for a `ModelNew` or a solution. options:
-    those of `Target`. What is empty is as if it were not given. Raises what loading the function
+    those of `Target`; an empty one counts as not given. Raises what loading the function
     raises, and `UsageError` for an unknown option.
     """
     if isinstance(like, str) and like.endswith((".py", ".json")):
@@ -374,7 +376,7 @@ def _options(
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command's argument means.
+    """The targets that a command's argument means.
 
     targets: to be judged. left_out: sentences for a suite's kernels that are like no operator here.
     broken: sentences for those that do not load.
@@ -386,7 +388,7 @@ class Asked:
 
 
 def asked_for(asked: str, like: object | None = None, **options: Any) -> Asked:
-    """What `r18 check` is asked for: a place, a file, or a folder of a suite.
+    """The targets of an argument of `r18 check`: a place, a file, or a folder of a suite.
 
     A file is one with marked functions, with KernelBench's `ModelNew` or a solution of
     FlashInfer-Bench; a folder is one of BackendBench, or a kernel of Hugging Face's `kernels`.
@@ -414,7 +416,8 @@ def asked_for(asked: str, like: object | None = None, **options: Any) -> Asked:
 
 
 def _of_folder(folder: str, like: object | None, options: dict[str, Any]) -> Asked:
-    """Of a folder of BackendBench. One kernel that does not load leaves the others to be judged."""
+    """The targets in a folder of BackendBench. A kernel that does not load does not stop the
+    others."""
     places, refused = backendbench.kernels_in(Path(folder))
     targets, broken = [], []
     for place in places:

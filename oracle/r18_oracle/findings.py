@@ -54,7 +54,7 @@ MOST_LINES = 20
 
 
 class Subject(Enum):
-    """What a finding is about, and so what a replay runs."""
+    """The kind of thing that a finding is about, which decides what a replay runs."""
 
     KERNEL = "a kernel on one problem"
     CHOICE = "a choice of a kernel that takes no problem"
@@ -71,9 +71,9 @@ class Finding:
     backend, kernel: what was tested; the backend as `get_backend` takes it.
     problem:    the smallest problem that still fails.
     kind, seed: the input, as `make_case` takes them.
-    message:    what is wrong, in a sentence.
+    message:    the fault, in a sentence.
     coordinate, got, expected, bound: the worst element, where the check compares values.
-    details:    what a replay needs in addition.
+    details:    further data that a replay needs.
     """
 
     check: str
@@ -122,7 +122,7 @@ class Finding:
         return self._anywhere().to_json() == other._anywhere().to_json()
 
     def _anywhere(self) -> Finding:
-        """Without the place where its worker stood."""
+        """The finding without the place where its worker stood."""
         details = dict(self.details)
         stood = place(details.pop(STACKS, ""))
         return replace(self, message=self.message.replace(stood, ""), details=details)
@@ -275,7 +275,7 @@ def described(error: BaseException, where: str = "") -> str:
 
 
 def shortened(text: str) -> str:
-    """A text of somebody else's, cut after `MOST_TEXT` characters."""
+    """A foreign text, cut after `MOST_TEXT` characters."""
     if len(text) <= MOST_TEXT:
         return text
     return f"{text[:MOST_TEXT]}… ({len(text):,} characters)"

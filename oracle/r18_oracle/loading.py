@@ -38,5 +38,5 @@ def with_choices(backend: Backend, kernels: Iterable[Kernel]) -> Iterator[Kernel
 
 
 def planned_kernels(backend: Backend) -> dict[str, Kernel]:
-    """What a plan may name, by id: the kernels that the backend lists, and their choices."""
+    """The kernels that a plan may name, by id: those that the backend lists, and their choices."""
     return {kernel.id: kernel for kernel in with_choices(backend, backend.kernels())}

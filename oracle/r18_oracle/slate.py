@@ -1,4 +1,4 @@
-"""What a worker is doing, in a file that its parent reads.
+"""A slate: a file in which a worker says what it is doing, for its parent to read.
 
 A worker says before each call of a kernel what it is about to do. If the call ends the process, the
 parent reads the last entry. A message through a pipe would wake the parent each time, some hundred
@@ -26,9 +26,9 @@ _SLOT_NBYTES = _CONTENT + MOST_NBYTES
 class Slate:
     """One process's descriptor of the file: two slots, which entries take in turn.
 
-    The last entry is whole even if the process dies while it writes the next one. Whatever else is
-    in the file, `read` returns an entry that was written, or none. The numbers of two entries say
-    which is the later one, also where one of them arrives through a pipe.
+    The last entry is whole even if the process dies while it writes the next one. Whatever the file
+    holds, `read` returns an entry that was written, or none. The numbers of two entries say which
+    is the later one, also where one of them arrives through a pipe.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:

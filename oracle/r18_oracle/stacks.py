@@ -49,7 +49,7 @@ def listen(folder: str) -> None:
     if SIGNAL is None:
         return
     with suppress(OSError):  # such as a full disk; then it has no stacks
-        # `faulthandler` keeps the file. Whoever asks empties it, so writing is to begin at its end.
+        # `faulthandler` keeps the file. `ask` empties it, so writing is to begin at its end.
         faulthandler.register(SIGNAL, _file(folder, os.getpid()).open("ab", 0), all_threads=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {SIGNAL})
 
@@ -119,8 +119,9 @@ class _Thread:
 
 
 def arranged(text: str) -> str:
-    """What `faulthandler` wrote, the main thread first and threads by number instead of address, so
-    that equal stacks are equal texts. Empty if it shows no call; at most `MOST_STACKS` characters.
+    """The output of `faulthandler`, the main thread first and threads by number instead of address,
+    so that equal stacks are equal texts. Empty if it shows no call; at most `MOST_STACKS`
+    characters.
     """
     threads: list[_Thread] = []
     for line in text.split("\n"):

@@ -66,7 +66,7 @@ def _check_keys(path: Path, found: dict[str, object], known: tuple[str, ...]) ->
 
 
 def _literal(name: str) -> str:
-    """pytest's brackets are not a character class."""
+    """The name as a glob: pytest's brackets are not a character class."""
     return name.replace("[", "<").replace("]", ">")
 
 

@@ -1,4 +1,4 @@
-"""What a backend is: the protocol, what every op means, and how backends are found.
+"""The backend interface: the protocol, the meaning of every op, and how backends are found.
 
 A plugin author imports from here. A backend on the host needs `Backend`, `HostKernel`,
 `RoundingContract` and `DeviceInfo`, and may use `BackendUnavailable` and `Problem`; one on a device

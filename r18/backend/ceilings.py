@@ -33,7 +33,7 @@ class Ceiling:
                multiply-accumulate is two operations. "" for bytes.
     sustained: launches back to back, for at least a second.
     burst:     launches of a few milliseconds, each after a pause, while the device is cool.
-    how:       what was run, in words.
+    how:       the measurement, in words.
     """
 
     what: str
@@ -57,7 +57,8 @@ Timed = Callable[[int, int], Sequence[float]]
 
 
 def measure(timed: Timed, work: float) -> tuple[Pace, Pace]:
-    """Sustained, and in bursts; `work`: operations or bytes of one repeat of the whole device.
+    """The sustained pace and the pace in bursts; `work`: operations or bytes of one repeat of the
+    whole device.
 
     Bursts come first, so that the device is cool.
     """
@@ -75,7 +76,7 @@ def measure(timed: Timed, work: float) -> tuple[Pace, Pace]:
 
 
 def _repeats(timed: Timed) -> int:
-    """As many as take about `BURST` seconds; untimed work warms up, too.
+    """The repeats that take about `BURST` seconds; untimed work warms up, too.
 
     By the shortest of a few launches: one may have waited for something else.
     """

@@ -1,4 +1,4 @@
-"""What kernels run on: the device, its memory, and its streams."""
+"""The hardware that kernels run on: the device, its memory, and its streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What a backend runs on: `kind` is "cpu" or "cuda", `name` describes the device.
+    """The device of a backend: `kind` is "cpu" or "cuda", `name` describes it.
 
     simulated: the device is simulated in software. Kernels can be verified there, on small
                problems, but it is too slow for anything else, and `auto` never chooses it.

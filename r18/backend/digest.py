@@ -1,9 +1,9 @@
-"""Which sources a kernel's results follow from, and one digest over them.
+"""A digest over the sources that a kernel's results follow from.
 
 Records of a device name a kernel together with this digest. When it changes, the record no longer
 covers the kernel, and `r18 verify --stale` runs the kernel again.
 
-What counts is code:
+Code counts:
 
 - Python by its syntax tree, without comments, docstrings and formatting, in a form that is the
   same in every version of Python.
@@ -70,8 +70,8 @@ class PythonSources:
     def _imported(self, path: Path, files: Collection[Path]) -> list[str]:
         """A module's imports, one name a line, sorted: their order and grouping do not count.
 
-        The code of an imported module takes the place of its name if it is one of `files`. Of the
-        core only the imported name counts, since the core may move its modules.
+        The code of an imported module takes the place of its name if it is one of `files`. For
+        the core only the imported name counts, since the core may move its modules.
         """
         found = set()
         for node in _statements(_tree(path)):
@@ -106,7 +106,7 @@ class PythonSources:
     def _targets(
         self, path: Path, node: ast.stmt
     ) -> Iterator[tuple[ast.alias, Path | None, str | None]]:
-        """What each name of an import stands for; nothing for another statement.
+        """The target of each name that an import binds; nothing for another statement.
 
         (alias, module of this package or None for another package's, name in that module or None
         for the module itself).
@@ -128,7 +128,7 @@ class PythonSources:
                     yield alias, self._module(parts, path, node), alias.name
 
     def _folder(self, path: Path, node: ast.ImportFrom) -> Path | None:
-        """What `from … import` names, as a path without suffix; None outside of the package."""
+        """The path without suffix that `from … import` names; None outside of the package."""
         parts = (node.module or "").split(".")
         if node.level:
             folder = path.parents[node.level - 1].joinpath(*filter(None, parts))
@@ -166,7 +166,7 @@ def _files(sources: PythonSources, kind: type) -> tuple[Path, ...]:
 
 @cache
 def _existing(sources: PythonSources) -> frozenset[Path]:
-    """The infrastructure's files, each of which must be there."""
+    """The infrastructure's files. Raises `DigestError` if one is missing."""
     paths = frozenset(sources.package / name for name in sources.infrastructure)
     for path in sorted(paths):
         if not path.is_file():
@@ -260,7 +260,7 @@ def _for_types(node: object) -> bool:
 
 @cache
 def _own_code(path: Path) -> str:
-    """A module's digest but for what its imports bring."""
+    """A module's digest without the code that its imports bring."""
     return combined(_body(_tree(path)))
 
 
@@ -311,7 +311,7 @@ def _cuda_code(path: Path, root: Path) -> str:
     return combined([cuda_tokens(_INCLUDE.sub(lambda found: f"#{own_code(found[1])}", text))])
 
 
-@lru_cache(maxsize=512)  # by text: kernels share headers, and a file may change meanwhile
+@lru_cache(maxsize=512)  # by text: kernels share headers, and a file may change
 def cuda_tokens(text: str) -> str:
     """CUDA C++ without comments, blank lines and the difference between one space and many."""
     code = _TEXT.sub(lambda found: found["kept"] or " ", text.replace("\\\n", " "))
@@ -335,7 +335,7 @@ def _include_names(text: str) -> tuple[str, ...]:
 
 
 def _included(path: Path, root: Path) -> dict[str, Path]:
-    """The headers that a file includes, by what stands between the quotes."""
+    """The headers that a file includes, by the text between the quotes."""
     found = {}
     for name in _include_names(path.read_text("utf-8")):
         files = [folder / name for folder in (path.parent, root) if (folder / name).is_file()]

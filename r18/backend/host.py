@@ -127,7 +127,7 @@ class HostStream(Stream):
 
 
 class HostFunction(Protocol):
-    """What a `HostKernel` runs: fill `out` from the inputs and the prepared weights.
+    """The function of a `HostKernel`: fill `out` from the inputs and the prepared weights.
 
     Arrays are dense, in the kernel's layout and storage dtype, pixels in theirs; `workspace` is
     uint8 of the size that the kernel declares.
@@ -228,11 +228,11 @@ class HostKernel(Kernel):
 
 
 CALL = ("op", "inputs", "weights", "out", "workspace")
-"""What a `HostKernel`'s `run` is called with."""
+"""The parameters of a `HostKernel`'s `run`."""
 
 
 def _objection(kernel: HostKernel) -> str | None:
-    """The first field of a kernel that is not of its type, and what to write; or None."""
+    """A sentence about a kernel's first field of the wrong type, with the remedy; or None."""
     for what in ("backend", "algorithm"):
         name: object = getattr(kernel, what)
         if not isinstance(name, str):
@@ -284,7 +284,8 @@ def _precision_objection(precision: object) -> str | None:
 
 
 def _run_objection(run: object) -> str | None:
-    """Unless `run` can be called with what r18 gives it, as far as Python knows its signature."""
+    """Why `run` cannot be called with what r18 gives it, as far as Python knows its signature; or
+    None."""
     calls = f"r18 calls run({', '.join(CALL)})"
     if not callable(run):
         return f"run must be a function, not {_named(run)}: {calls}"

@@ -1,4 +1,4 @@
-"""One implementation of one op, and what it promises."""
+"""One implementation of one op, and its promises."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from r18.graph.ops import Layout, Op, Problem, Relayout
 from r18.graph.precision import Precision, dtype_of, holder_of
 
 Enqueue = Callable[[Sequence[int], int, int, int], None]
-"""Of inputs, output, workspace and stream: the addresses (0 for no workspace), and the handle."""
+"""A function of the inputs' addresses, those of output and workspace (0 for none), and the stream's
+handle."""
 
 
 @dataclass(frozen=True)
 class RoundingContract:
-    """What a kernel promises about rounding: everything that its error bound depends on.
+    """A kernel's promise about rounding: everything that its error bound depends on.
 
     algorithm:  the derivation that applies: "sum" (products summed in any order), "winograd_f2x2",
                 "winograd_f4x4", "transforms" (a sum, an FFT or Winograd's F(6×6), as a library
@@ -36,7 +37,7 @@ class RoundingContract:
                 about the order.
     promoted:   p, where truncated sums hold at most p products before they are added to a sum that
                 is rounded to nearest, and each tap has at most one such sum for every p channels.
-                0: sums are truncated to their end. Of split factors it says this of the products
+                0: sums are truncated to their end. With split factors it applies to the products
                 of first halves.
     output:     the format to which the result is rounded once where it is narrower than
                 `accumulate`: the one that it is stored in, or tf32, whose numbers float32 holds (to
@@ -74,7 +75,8 @@ class RoundingContract:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled function uses on a multiprocessor, as the assembler reports it.
+    """The resources of a multiprocessor that a compiled function uses, as the assembler reports
+    them.
 
     registers: per thread. shared_nbytes: static, per block. stack_nbytes and spill_nbytes: local
     memory per thread, and the part of it that holds spilled registers (stores and loads).
@@ -106,7 +108,7 @@ class DeviceFunction:
 
 @dataclass(frozen=True)
 class HostCode:
-    """What a kernel runs on the host.
+    """The machine code that a kernel runs on the host.
 
     instruction: that its inner loops multiply with, as the assembler names it.
     assembly:    the text, with the compiler's comments on spilled registers if it has any.
@@ -134,7 +136,7 @@ class Kernel(ABC):
     variant_of: the id of the kernel that chooses this one by the problem's size, such as one tile;
                None for a kernel that no other chooses. See `Backend.variants`.
 
-    Of a kernel compiled from its own sources, by which records tell whether it has changed:
+    For a kernel compiled from its own sources, so that records can tell whether it has changed:
 
     digest:    sha256 over everything that decides its results: device sources, flags, host code.
                None, the default, for a kernel that is not compiled from sources.
@@ -266,7 +268,7 @@ class Kernel(ABC):
         return enqueue
 
     def resources(self, target: str) -> Mapping[str, Resources]:
-        """What each of its functions uses on `target`, by a label of its name and macros.
+        """The resources of each of its functions on `target`, by a label of its name and macros.
 
         Empty for an architecture that it does not run on. Raises `R18Error` for a source that does
         not compile, with file, line and flags.

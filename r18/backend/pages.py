@@ -46,7 +46,7 @@ class Pages:
 
 
 def aligned(raw: Array, alignment: int) -> Array:
-    """What is left of an array of bytes from the first multiple of the alignment on."""
+    """The view of an array of bytes from the first multiple of the alignment on."""
     return raw[-raw.ctypes.data % alignment :]
 
 

@@ -1,4 +1,4 @@
-"""What a program will do, as data: kernels in order, and the place of every tensor."""
+"""The plan of a program, as data: kernels in order, and the place of every tensor."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a program will do, before any device is touched."""
+    """The steps and memory of a program, before any device is touched."""
 
     backend: str
     schedule: Schedule

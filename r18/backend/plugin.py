@@ -1,7 +1,7 @@
-"""Importing and making a plugin's backend, and saying what is wrong with one.
+"""Import and make a plugin's backend, and describe its faults.
 
 Each function raises `BackendUnavailable` with the cause, the place in the plugin's code, and what
-to do. Whatever a plugin raises becomes one, so that a broken plugin never hides the others.
+to do. Any error that a plugin raises becomes one, so that a broken plugin never hides the others.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def module_of_file(name: str) -> str:
 
 
 def hint_for_file(name: str) -> str:
-    """What to write for a file in the current folder, for a name that is not installed; or ''."""
+    """Advice where an uninstalled name matches a file in the current folder: what to write; or
+    ''."""
     module = module_of_file(name) or name
     if not module.isidentifier() or not Path(f"{module}.py").is_file():
         return ""
@@ -203,7 +204,7 @@ def _check_kernels(name: str, backend: Backend) -> None:
 
 
 def _import_failed(name: str, error: BaseException) -> BackendUnavailable:
-    """Of whatever importing the plugin's module raised."""
+    """The error for whatever importing the plugin's module raised."""
     where = raised_in(error)
     cause = f"{type(error).__name__}: {error}" + (f", in {where}" if where else "")
     module = plain(name.partition(":")[0])
@@ -213,7 +214,7 @@ def _import_failed(name: str, error: BaseException) -> BackendUnavailable:
 
 
 def _answer(name: str, words: str, call: Callable[[], object]) -> object:
-    """What a call of the plugin's code returns; raises `BackendUnavailable` if it raises."""
+    """The result of calling the plugin's code; raises `BackendUnavailable` if it raises."""
     try:
         return call()
     except BackendUnavailable:
@@ -242,7 +243,7 @@ def _called(factory: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """The type of a value that is not what was wanted, with its article; None is None."""
+    """The type of an unwanted value, with its article; None is None."""
     if value is None:
         return "None"
     name = type(value).__name__

@@ -102,7 +102,7 @@ class Program:
             upload(self._memory, images, tensor.layout, tensor.dtype, self._buffer(tensor.value))
 
     def launch(self) -> None:
-        """Enqueue one run over what was loaded; returns at once on an asynchronous device."""
+        """Enqueue one run over the loaded batch; returns at once on an asynchronous device."""
         self._check_open()
         if self._graph is not None:
             self._graph()

@@ -1,4 +1,4 @@
-"""The protocol between the core and a backend: seven names, and what every op means.
+"""The protocol between the core and a backend: seven names, and the semantics of every op.
 
 `Backend`, `Kernel`, `Memory`, `Stream` and `Program` are base classes with working defaults;
 `Buffer` and `Event` are structures to match. The others are defined in `device`, `kernel` and
@@ -10,12 +10,12 @@ Semantics of the ops (a kernel documents only differences, and may not differ in
   infinity that the mathematics carries to an output element appears there; it never changes an
   output element that does not depend on it (in a Winograd kernel: an element of another tile).
 - Conv2d is cross-correlation: y[n,o,i,j] = Σ w[o,c,r,s]·x[n,c, i·stride−pad+r, j·stride−pad+s],
-  where x outside the image is +0. With a dilation the taps are at r·dilation and s·dilation; with
-  G groups an output o of group ⌊o·G/O⌋ sums over the C/G channels of that group alone, and w has
-  as many. A zero weight times an infinite or NaN pixel is NaN. What the
-  op fuses comes after the sum, in this order: bias, residual, ReLU. Where an infinite or NaN weight
-  meets padding, its product with +0 is NaN or is left out: libraries do either, so such an output
-  is not specified. Every other output is.
+  where x outside the image is +0. With a dilation the taps are at r·dilation and s·dilation; with G
+  groups an output o of group ⌊o·G/O⌋ sums over the C/G channels of that group only, and w has as
+  many. A zero weight times an infinite or NaN pixel is NaN. The fused operations come after the
+  sum, in this order: bias, residual, ReLU. Where an infinite or NaN weight meets padding, its
+  product with +0 is NaN or is left out: libraries do either, so such an output is not specified.
+  Every other output is.
 - BatchNorm: (x − mean) / √(var + eps) · weight + bias, with eps inside the root. A kernel may use
   the form x·scale + shift and declares which it uses. A variance below −eps gives NaN throughout
   its channel; one of −eps itself is not specified.
@@ -136,7 +136,8 @@ class Backend(ABC):
         return None
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """What plans prefer for the problem, such as by measurement (`r18.backend.tuned.Table`).
+        """The kernel that plans prefer for the problem, such as by measurement
+        (`r18.backend.tuned.Table`).
 
         None, the default: the first kernel that takes it. Pure on one device.
         """

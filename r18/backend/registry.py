@@ -1,7 +1,7 @@
 """Finding backends: entry points, `R18_BACKEND`, `module:attr`.
 
-Listing loads nothing. A backend is imported when it is asked for, and contacts its device in
-`probe()`. An explicit choice never falls back; `auto` takes the first of `AUTO_ORDER` that
+Listing loads nothing. A backend is imported when a caller names it, and contacts its device
+in `probe()`. An explicit choice never falls back; `auto` takes the first of `AUTO_ORDER` that
 probes, then any other installed one by name, and never one that runs in a simulator.
 """
 
@@ -27,7 +27,7 @@ from r18.errors import BackendUnavailable, UsageError, plain, show, unknown
 GROUP = "r18.backends"
 VARIABLE = "R18_BACKEND"
 AUTO_ORDER = ("cupy", "numba", "numba-cpu", "numpy", "torch")
-"""The order in which `auto` tries, on real devices alone; documented in the README."""
+"""The order in which `auto` tries backends, on real devices only; documented in the README."""
 
 
 def installed() -> dict[str, EntryPoint]:

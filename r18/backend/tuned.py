@@ -1,4 +1,5 @@
-"""Which kernel measured fastest: a table per device, written by `r18 tune`, read by plans.
+"""Tables of the kernels that measured fastest, one per device: written by `r18 tune`, read by
+plans.
 
 A backend ships tables of some devices. A user's measurement overrides the shipped one of the same
 problem and batch.
@@ -49,7 +50,7 @@ class Apart:
 
 
 Fastest = Preferred | Apart | None
-"""What `Backend.fastest` returns; None where nothing is known."""
+"""The result of `Backend.fastest`; None where nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Table:
     choices: Mapping[str, Mapping[str, Mapping[int, Timing]]]
 
     def best(self, problem: Problem, precision: str) -> Fastest:
-        """What was fastest at the measured batch nearest by ratio."""
+        """The fastest choice at the measured batch nearest by ratio."""
         found = self.choices.get(precision, {}).get(at_batch_1(problem))
         if not found:
             return None
@@ -95,7 +96,7 @@ class Table:
         return Table(other.device, choices)
 
     def write(self, path: Path) -> None:
-        """As JSON, whole or not at all."""
+        """Write the table as JSON, whole or not at all."""
         head = {"format": FORMAT, "device": self.device, "unit": "microseconds"}
         choices = {
             precision: {
@@ -118,7 +119,7 @@ def at_batch_1(problem: Problem) -> str:
 
 
 def read_table(path: Path) -> Table:
-    """Raises `UsageError` for a file that is no table, `OSError` for none."""
+    """Read a table. Raises `UsageError` for a file that is no table, `OSError` for none."""
     try:
         data: Any = read_object(path, JSON_LIMIT, UsageError)
         if data["format"] != FORMAT:

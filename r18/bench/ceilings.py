@@ -1,7 +1,7 @@
-"""What a device can do at most, measured on it: `ceilings-<device>.json`.
+"""The highest rates of a device, measured on it: `ceilings-<device>.json`.
 
 Where the backend measures them (`Backend.ceilings`), the rates of its instructions and memories.
-And what a library makes of these: the rate of a large matrix product in each precision, and the
+Also the rates that a library reaches: of a large matrix product in each precision, and the
 bandwidth of a large copy (bytes read plus bytes written). A CPU is measured with NumPy's BLAS and a
 multithreaded copy, a GPU with PyTorch. Medians; inputs are random because products of zeros take
 less power and run faster. Measure on an idle machine: `r18.bench.roofline` divides by the highest
@@ -97,7 +97,7 @@ def measure(
 def _by_name(
     found: Iterable[Ceiling],
 ) -> tuple[dict[str, dict[str, MeasuredCeiling]], dict[str, MeasuredCeiling]]:
-    """Instructions by precision and name, and what moves bytes by name."""
+    """Instructions by precision and name, and memories by name."""
     instructions: dict[str, dict[str, MeasuredCeiling]] = {}
     memory: dict[str, MeasuredCeiling] = {}
     for one in found:
@@ -126,7 +126,7 @@ def warnings(record: CeilingsRecord) -> list[str]:
 
 
 Timed = tuple[float, list[float], str]
-"""Units of work of a run, the seconds of each run, and what was run, in words."""
+"""Units of work of a run, the seconds of each run, and a description."""
 
 
 def _rate(work: float, seconds: list[float], how: str) -> tuple[float, float, int, str]:

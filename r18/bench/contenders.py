@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark: backends, single algorithms of theirs, and the peers."""
+"""The contenders of a benchmark: backends, single algorithms of theirs, and the peers."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ WORSE = "worse"
 
 @dataclass(frozen=True)
 class Error:
-    """What a program's output loses.
+    """The error of a program's output.
 
     relative:  see above; infinite if a value is not finite.
     images:    different ones.

@@ -1,4 +1,4 @@
-"""Which kernels make a whole network fastest: exchanged one at a time among a plan's launches.
+"""Find the kernels that make a whole network fastest: exchange one at a time in a plan's launches.
 
 The fastest kernel in isolation may not be the fastest in the network. Where launches overlap, what
 a step costs depends on its neighbours: on the shared memory and SMs that they leave free, and on
@@ -48,12 +48,12 @@ GAIN = 0.001
 SLOW = 1.5
 """A network that takes this many times as long in its first run is not measured again."""
 SWEEPS = 3
-"""The most passes over all problems: an exchange changes what suits its neighbours."""
+"""The most passes over all problems: an exchange changes the best choice for its neighbours."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A kernel in place of the planned one: what the network gained, in microseconds."""
+    """A kernel in place of the planned one. gain: of the network, in microseconds."""
 
     problem: Problem
     before: str
@@ -63,7 +63,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class InNetwork:
-    """What the exchanges made of a network.
+    """The exchanges that sped up a network, and its times.
 
     before, after: microseconds of the plan and of the plan with all exchanges, taken in turns.
     table:         the kernel of each problem with its time alone. Kernels that were not exchanged
@@ -149,7 +149,7 @@ class Network:
         )
 
     def _workspace(self, problem: Problem) -> Buffer:
-        """Enough for every candidate. Kept, because a graph only knows its address."""
+        """A workspace for every candidate. Kept, because a graph only knows its address."""
         if problem not in self._workspaces:
             candidates = self.candidates(problem, self.problems[problem])
             most = max(one.workspace(problem) for one in candidates)

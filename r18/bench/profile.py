@@ -67,7 +67,7 @@ algorithms of its kernels to the loss as a fraction of the allowed; above 1 it i
 
 @dataclass(frozen=True)
 class Skipped:
-    """A level that the backend cannot run, or that puts out what is wrong, with the reason."""
+    """A level that the backend cannot run, or whose output is wrong, with the reason."""
 
     contender: str
     reason: str
@@ -75,7 +75,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Report:
-    """What was profiled: where, the rows by batch, what could not be, and what is wrong."""
+    """The result of profiling: where, the rows by batch, and the levels left out or wrong."""
 
     device: str
     backend: str
@@ -293,7 +293,7 @@ def _losses(
 
 
 def _take_wrong(calls: dict[str, Any], losses: Mapping[str, float], batch: int) -> list[Skipped]:
-    """Take the levels that are wrong out of `calls`; what they are, with the reason."""
+    """Take the levels that are wrong out of `calls`; returns them with the reason."""
     found = []
     for name, loss in losses.items():
         if not loss <= 1:

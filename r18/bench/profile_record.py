@@ -1,7 +1,7 @@
-"""What the drop-in's fusion levels take, on which device: `profile-<device>.json`.
+"""Records of the times of the drop-in's fusion levels: `profile-<device>.json`.
 
-A group is what took turns in one run and can be compared: one backend, precision, batch and memory
-format. A later run replaces the groups that it measured, each as a whole.
+A group is a set of rows that took turns in one run and can be compared: one backend, precision,
+batch and memory format. A later run replaces the groups that it measured, each as a whole.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from r18.weights import load_weights
 
 @dataclass(frozen=True)
 class Request:
-    """What to profile; see `r18.bench.profile.profile`.
+    """The runs to profile; see `r18.bench.profile.profile`.
 
     backend:    a name of the registry, or `auto`: what `optimize_resnet18` takes for a model on the
                 GPU, if PyTorch sees one.

@@ -1,7 +1,7 @@
-"""What was timed, on which device: `bench-<device>.json`.
+"""Records of benchmarks on a device: `bench-<device>.json`.
 
-A group is what took turns in one run and can be compared: one network, precision, fusion level and
-batch. A later run replaces the groups that it measured, each as a whole.
+A group is a set of rows that took turns in one run and can be compared: one network, precision,
+fusion level and batch. A later run replaces the groups that it measured, each as a whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The roofline: how fast each step of a plan could be, and what it loses to that. Pure.
+"""The roofline: how fast each step of a plan could be, and how much slower it is. Pure.
 
 Two numbers bound a step from below: its operations over the rate at which the device multiplies in
 that precision, and the bytes that must move over the bandwidth of a copy. The larger is the floor,
@@ -37,26 +37,26 @@ from r18.records.kinds import CeilingsRecord, MeasuredCeiling
 
 WHAT = "ceilings"
 OPERATIONS, BYTES = "operations", "bytes"
-"""What bounds a step from below."""
+"""The two lower bounds of a step's time."""
 PRODUCTS = {"fp16x3": ("fp16", 3), "fp8": ("e4m3", 1)}
 """Precisions whose product is made of others: in which precision or format, and how many."""
 RATED = {*PRECISIONS, *(source for source, _ in PRODUCTS.values())}
-"""Whose rates give floors."""
+"""Precisions and formats whose rates give floors."""
 WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
 """Outputs along a side of a tile, by how the algorithm of a kernel begins; filters are 3×3."""
 LIBRARY = "by a library"
-"""What gave a ceiling that no instruction did."""
+"""The source of a ceiling that no instruction gave."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do.
+    """The highest rates that a device reaches.
 
     rates:     operations a second, by precision.
     bandwidth: bytes a second of a large copy, read and written together.
     threads:   of the CPU, with which both were measured; None on another device.
     date:      when, as ISO 8601 has it.
-    sources:   what gave a rate, by precision, such as `by wgmma in bursts`; of the bandwidth under
+    sources:   the source of a rate, by precision, such as `by wgmma in bursts`; of the bandwidth by
                `copy`. A library gave those that are not named.
     """
 
@@ -89,11 +89,11 @@ class Ceilings:
         return cls(record.device, rates, bandwidth, record.threads, record.date, sources)
 
     def source(self, name: str) -> str:
-        """What gave the rate of a precision, or the bandwidth (`copy`)."""
+        """The source of a precision's rate, or of the bandwidth (`copy`)."""
         return self.sources.get(PRODUCTS.get(name, (name, 1))[0], LIBRARY)
 
     def words(self, unit: Literal["G", "T"]) -> str:
-        """Every ceiling with what gave it, instructions first: `fp16 915 TFLOP/s by wgmma in
+        """Every ceiling with its source, instructions first: `fp16 915 TFLOP/s by wgmma in
         bursts; fp64 61.8 TFLOP/s by a library; copy 4.2 TB/s by a library`."""
         found: dict[str, list[str]] = {}
         for name in sorted(self.rates, key=lambda name: name not in self.sources):
@@ -104,7 +104,7 @@ class Ceilings:
         return "; ".join([*said, self._copied(unit)])
 
     def words_of(self, name: str) -> str:
-        """The two ceilings of a precision, with what gave them, as in `words`."""
+        """The two ceilings of a precision, with their sources, as in `words`."""
         source = PRODUCTS.get(name, (name, 1))[0]
         rate = f"{source} {_number(self.rates[source], 'T')} TFLOP/s {self.source(source)}"
         return f"{rate}, {self._copied('T')}"
@@ -164,7 +164,7 @@ def _paces(what: str, measured: MeasuredCeiling) -> list[tuple[float, str]]:
 
 @dataclass(frozen=True)
 class Limit:
-    """What a problem costs at least: its work, and the milliseconds of either part of it."""
+    """The least cost of a problem: its work, and the milliseconds of either part of it."""
 
     operations: int
     nbytes: int
@@ -239,7 +239,7 @@ def moved_nbytes(problem: Problem, precision: Precision) -> int:
 
 
 def own_operations(problem: Problem, algorithm: str) -> int:
-    """Operations of the products alone that an algorithm (of a kernel's id) does for a problem.
+    """The operations of an algorithm (of a kernel's id) for a problem, counting products only.
 
     F(m×m, 3×3) has (m + 2)² products a tile of m×m outputs, input channel and output channel
     (Lavin and Gray, CVPR 2016). A convolution that it does not compute costs what the definition

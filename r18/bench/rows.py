@@ -1,4 +1,4 @@
-"""Contenders and what is measured of them."""
+"""Contenders and their measurements."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from r18.bench.inputs.from_host import Feeding, FromHost
 from r18.graph.ops import Shape
 
 RATIO = f"time / {PEER}"
-"""What a row's `ratio` is; below 1 is faster than the peer."""
+"""The meaning of a row's `ratio`; below 1 is faster than the peer."""
 BEST_RATIO = "time / best peer"
-"""What a row's `best_ratio` is."""
+"""The meaning of a row's `best_ratio`."""
 ERROR_RATIO = f"error / {PEER}"
-"""What a row's `error_ratio` is; above 1 is less exact than the peer."""
+"""The meaning of a row's `error_ratio`; above 1 is less exact than the peer."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Runner(Protocol):
         ...
 
     def run(self) -> None:
-        """One run over what was loaded, complete when this returns."""
+        """One run over the loaded batch, complete when this returns."""
         ...
 
     def fetch(self) -> Array:
-        """What the last run put out: a copy on the host, in a floating-point format of NumPy's."""
+        """The output of the last run: a copy on the host, in a floating-point format of NumPy's."""
         ...
 
     def time(self, clock: Callable[[], float]) -> float:
@@ -87,7 +87,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to time: what it is, and how to make it.
+    """A program to time: its description, and how to make it.
 
     shape:    of its input, (N, C, H, W).
     fusion:   the fusion level, or how it runs instead.
@@ -95,8 +95,8 @@ class Contender:
     algorithm: the algorithm it uses wherever it can, as `conv2d=direct`; empty for its own choice.
     twin:     the very same thing in another precision's rows: made and timed once, for both.
     feed:     makes a runner that takes pixels from host memory; None if it cannot.
-    flush:    makes what overwrites so many bytes of its device's memory; None if it cannot. A CPU's
-              contender needs none.
+    flush:    maps a number of bytes to a function that overwrites as many of its device's memory;
+              None if it cannot. A CPU's contender needs none.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one contender. Times are milliseconds of a whole batch.
+    """The measurements of one contender. Times are milliseconds of a whole batch.
 
     samples_ms: one a timed run, in order. repeat: of them, in each of `series`.
     ratio:      median / median of `PEER` of the same device kind, precision and batch; None
@@ -122,7 +122,7 @@ class Row:
     best_ratio: the same to the fastest of `PEERS`, which `best_peer` names.
     arena_nbytes, weight_nbytes: as planned; None where the contender does not say.
     peak_rss_nbytes: growth of the process from before it was made to the peak of its first run;
-                Linux and CPU only, else None. What a library allocates on its first use counts
+                Linux and CPU only, else None. A library's allocations on its first use count
                 for the contender that is first to use it.
     steps:      median milliseconds of each step, if asked for.
     algorithm:  as its contender says. kernels: the steps that each kernel runs, by its id.
@@ -191,7 +191,7 @@ class Row:
         return 1e3 / self.ms_per_image
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, and what is derived from the samples."""
+        """Every field, and statistics of the samples."""
         times = ("median_ms", "p10_ms", "p90_ms", "series_ms")
         rates = ("ms_per_image", "images_per_second")
         fed = self.from_host and self.from_host.to_json(self.batch, self.median_ms)
@@ -207,7 +207,7 @@ class Row:
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """The rows with their ratios to peers of the same device kind, precision and batch.
 
-    Of times, and of errors.
+    The ratios are of times, and of errors.
     """
 
     def key(row: Row) -> tuple[str, str, int]:

@@ -27,7 +27,7 @@ SPREAD = 1.5
 
 @dataclass(frozen=True)
 class Request:
-    """What to time.
+    """The contenders to time, and how.
 
     backends:   names as `get_backend` takes them; None for all that can run on hardware.
     algorithms: OP=ALGORITHM pairs, each a contender of its own; ALGORITHM may be `all`.
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """What was timed.
+    """The result of a benchmark.
 
     rows:     the right ones, with their ratios. wrong: those whose output lost too much.
     head:     network, weights, machine, and who was left out with the reason; as JSON has it.
@@ -69,8 +69,8 @@ class Result:
     def warnings(self) -> list[str]:
         """Why times may say little, and which were bought with a larger error.
 
-        Of the machine, of each row that spreads widely, and of each row that is faster than PyTorch
-        and less exact.
+        There are warnings about the machine, about each row that spreads widely, and about each row
+        that is faster than PyTorch and less exact.
         """
         rows = [row.to_json() for row in self.rows]
         of_cpu = any(row.device_kind == "cpu" for row in self.rows)
@@ -100,7 +100,7 @@ def run(
 ) -> Result:
     """Time the backends and their baselines in turns; record each group when it is finished.
 
-    on_left_out: called for what cannot run, or is wrong, with the reason.
+    on_left_out: called for contenders that cannot run, or are wrong, with the reason.
     Raises what an explicitly named backend raises that cannot run, and `UsageError`.
     """
     session = _Session(request, on_left_out)
@@ -125,7 +125,7 @@ def is_wrong(row: Row) -> bool:
 
 
 class _Session:
-    """One call of `run`: who takes part, who was left out, what was recorded."""
+    """One call of `run`: its contenders, those left out, and the written records."""
 
     def __init__(self, request: Request, on_left_out: Callable[[str, str], None]) -> None:
         self._request, self._on_left_out = request, on_left_out

@@ -64,7 +64,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cold_table(rows: Sequence[Row]) -> str:
-    """Those that were timed with overwritten caches: times are of a batch, ratios of such times."""
+    """The rows timed with overwritten caches: times are of a batch, ratios of such times."""
     headers = (
         *("backend", "device", "precision", "batch", "ms/batch", "p10..p90", "images/s"),
         *("of warm", RATIO, "overwritten MB"),
@@ -96,7 +96,7 @@ def cold_table(rows: Sequence[Row]) -> str:
 
 
 def from_host_table(rows: Sequence[Row]) -> str:
-    """Those that were fed from host memory: times are of a batch."""
+    """The rows fed from host memory: times are of a batch."""
     headers = (
         *("backend", "device", "precision", "batch", "ms/batch", "least..most"),
         *("images/s", "of device-only", "copy ms", "copy GB/s"),

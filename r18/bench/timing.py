@@ -2,8 +2,8 @@
 
 Contenders of one device and batch take turns: a round is each of them once, and the next round
 begins with the next one, so that a machine that slows down slows all of them. A turn begins with
-untimed runs, so that what the previous contender left behind (its data in the caches, its idle
-threads still spinning) is not charged to the next. Inputs are random and rotate among a few sets.
+untimed runs, so that the traces of the previous contender (its data in the caches, its idle
+threads still spinning) are not charged to the next. Inputs are random and rotate among a few sets.
 Medians and percentiles are reported, never means. A series is all rounds once; the spread of the
 medians of several series shows what the percentiles of one cannot.
 
@@ -42,9 +42,9 @@ PROFILES = 100
 """The most runs that are profiled step by step; as many as are timed, if those are fewer."""
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, and how many of how many runs are finished."""
+"""A function of the present activity, the runs that are finished, and all runs."""
 OnSkip = Callable[[Contender, Exception], None]
-"""A contender that is not `required` and could not be made, and why."""
+"""A function of a contender that is not `required` and could not be made, and of the error."""
 Judge = Callable[[Contender, Runner], float]
 """The loss of a contender's output; see `Row.loss`."""
 ErrorOf = Callable[[Contender, Runner], Error]
@@ -170,7 +170,7 @@ class _Session:
         self._done = 0
 
     def groups(self) -> dict[tuple[str, Shape], list[_Entry]]:
-        """The contenders to make, by what takes turns."""
+        """The contenders to make, by group: those of one group take turns."""
         found: dict[tuple[str, Shape], list[_Entry]] = {}
         for entry in self._made:
             found.setdefault(entry.group, []).append(entry)
@@ -357,7 +357,7 @@ def _turn(
 
 
 def _flush(entries: Sequence[_Entry]) -> tuple[int, Flush]:
-    """What overwrites the caches of the device that contenders share, and with how many bytes.
+    """The bytes that overwrite the caches of the contenders' device, and a function that does it.
 
     Raises `UsageError` where the caches are unknown, or none of them writes to that device.
     """

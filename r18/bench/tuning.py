@@ -1,4 +1,4 @@
-"""Which kernel is fastest for a problem on a device: measured once, kept as data.
+"""Measure which kernel is fastest for a problem on a device, and keep the result as data.
 
 A table is a JSON file that a command wrote: `r18 tune` measures every kernel that takes a problem
 and keeps the fastest. Plans read it; a problem that it does not hold follows the backend's own
@@ -127,7 +127,7 @@ class Chain:
 
 
 Link = tuple[Kernel, Problem]
-"""One of a chain."""
+"""A kernel and its problem in a chain."""
 
 
 class Range:

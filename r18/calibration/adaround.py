@@ -274,7 +274,7 @@ def _with_integers(backend: Backend, schedule: Schedule) -> Backend:
 class _Layer:
     """A convolution or linear layer at its windows, in float32.
 
-    rows: (windows, K), what the layers before it give. target: (windows, O), its right output.
+    rows: (windows, K), outputs of the layers before it. target: (windows, O), its right output.
     weight: (O, …). bias: (O,).
     """
 

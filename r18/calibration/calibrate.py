@@ -21,7 +21,7 @@ IMAGES = 256
 """The most images that calibration uses, by default."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, and how many of how many parts of it are done."""
+"""Called with the present activity, the parts of it that are done, and all parts."""
 
 
 @dataclass(frozen=True)

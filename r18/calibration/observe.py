@@ -24,7 +24,8 @@ REFERENCE = "numpy"
 
 @dataclass(frozen=True)
 class Images:
-    """What a network takes, in order: float32 (N, 3, H, W), normalised, and a digest over them."""
+    """A network's input images, in order: float32 (N, 3, H, W), normalised, and a digest over
+    them."""
 
     pixels: Array
     sha256: str

@@ -83,7 +83,7 @@ def scale_of(found: Histogram, storage: str, method: str) -> float:
     """The scale of a value by a method; float32, as float.
 
     storage: uint8 or int8. A value that is always 0 has the scale 1. Raises `UnknownName` for
-    another method, `UsageError` for a value of which nothing was counted.
+    another method, `UsageError` for an empty histogram.
     """
     if method not in METHODS:
         raise unknown("calibration method", method, METHODS)

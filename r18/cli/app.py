@@ -22,7 +22,7 @@ import r18
 from r18.errors import R18Error
 
 FOUND = 1
-"""Exit code: the command ran, and what it looked for is there (a difference, a failure)."""
+"""Exit code: the command ran, and found what it looked for (a difference, a failure)."""
 REFUSED = 2
 """Exit code: the command could not do what was asked."""
 
@@ -47,7 +47,7 @@ COMMANDS: tuple[str, ...] = (
 )
 
 EXTRAS = dict.fromkeys(("torch", "torchvision", "hypothesis", "pytest", "coverage"), "oracle")
-"""What commands import without asking, and the extra that brings it."""
+"""Modules that commands import without a check, and the extra that installs each."""
 
 
 class _Escaped(BaseException):

@@ -151,7 +151,7 @@ def bench(
 
 
 def _write_benchmark(file: Path | None, result: Result) -> None:
-    """As pytest-benchmark does, if a file was named."""
+    """Write the times as pytest-benchmark does, if a file was named."""
     if file is not None:
         head = result.head
         data = tables.pytest_benchmark(result.rows, head["network"], head["machine"], now())

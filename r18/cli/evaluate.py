@@ -194,7 +194,7 @@ def _changed(row: Row) -> str:
 
 
 def _chosen(backend: str | None, scheduler: str | None) -> tuple[str, str]:
-    """What `get_backend` takes wherever it runs, and the kind of device here.
+    """The name for `get_backend`, wherever it is called, and the kind of device here.
 
     A scheduler's workers may have backends that are not installed here, so only the name is passed.
     """

@@ -52,7 +52,7 @@ Measure = Annotated[
 ]
 
 Usage = dict[str, dict[str, Resources]]
-"""By architecture, then by function, what a kernel's functions take."""
+"""The resources of a kernel's functions, by architecture, then by function."""
 
 
 def kernels(
@@ -117,7 +117,7 @@ def compile_kernels(
     targets: Sequence[str] | None,
     done: Callable[[str], None] = lambda what: None,
 ) -> list[Usage]:
-    """What each kernel's functions take, in the order given; empty for one that has none.
+    """The resources of each kernel's functions, in the order given; empty for one that has none.
 
     targets: architectures; None for those that each kernel is meant for. Several are compiled at
     once. `done` is called for each finished kernel and architecture. Raises the compiler's error.

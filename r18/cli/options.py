@@ -1,4 +1,4 @@
-"""Options that several subcommands take, and what is made of their values."""
+"""Options that several subcommands take, and functions that convert their values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from r18.weights import SOURCES
 
 
 def _starting(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """What a shell offers for a word that has begun; Typer knows the parameter by its name."""
+    """A shell's completions of a word that has begun; Typer knows the parameter by its name."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
@@ -89,7 +89,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 
 class Result(Protocol):
-    """What a command's library function returns."""
+    """The result of a command's library function."""
 
     def to_json(self) -> Any: ...
 
@@ -107,7 +107,7 @@ def chosen_schedule(name: str, image_size: int | None) -> Schedule:
 
 
 def asked_backend(name: str | None) -> str:
-    """What `get_backend` looks for: the option, else the variable, else `auto`."""
+    """The name for `get_backend`: the option, else the variable, else `auto`."""
     return name or os.environ.get(VARIABLE) or "auto"
 
 

@@ -1,4 +1,4 @@
-"""`r18 plan`: which kernel takes each step, and where its tensors lie in memory."""
+"""`r18 plan`: which kernel takes each step, and where its tensors are in memory."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def plan(
     ]
     align = (*("left" for _ in words), *("right" for _ in numbers))
     typer.echo(tabulate(table, (*words, *numbers), disable_numparse=True, colalign=align))
-    if beside := [step["step"] for step in steps if step["beside"]]:
-        typer.echo(f"\neach runs at the same time as the step before it: {', '.join(beside)}")
+    if concurrent := [step["step"] for step in steps if step["beside"]]:
+        typer.echo(f"\neach runs at the same time as the step before it: {', '.join(concurrent)}")
     typer.echo(
         f"\narena: {made.arena_nbytes:,} bytes, {made.arena_nbytes / naive:.0%} of the "
         f"{naive:,} that input, outputs and workspaces take without sharing"

@@ -61,7 +61,7 @@ def schedule(
 
 
 def rows(schedule: Schedule, batch: int) -> list[dict[str, Any]]:
-    """What the table shows of each step, as JSON has it."""
+    """The rows of the table, one for each step, as JSON has them."""
     problems = schedule.problems(batch)
     return [
         {

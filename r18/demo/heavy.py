@@ -1,4 +1,4 @@
-"""What PyTorch and the oracle do in the second process: the planted bug, and PyTorch's runs."""
+"""The demo's second process: the oracle examines the planted bug, and PyTorch is timed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def bug() -> Part:
 
 
 def _finding(judge: Any, kernel: Callable[..., Any]) -> str:
-    """What the oracle says against a kernel; "" if nothing."""
+    """The oracle's complaint about a kernel; "" if there is none."""
     try:
         judge(kernel, OPERATOR, arrays="numpy", profile="brief", network=None, isolated=False)
     except AssertionError as error:

@@ -22,7 +22,7 @@ class Part:
     """The result of a part.
 
     lines: for people. data: the same as plain data. ok: False only if something is wrong; a part
-    that needs what is not installed says so, and is ok.
+    that needs a package that is not installed says so, and is ok.
     """
 
     title: str

@@ -1,7 +1,7 @@
 """The parts of the demonstration, in order: classes, a planted bug, speed, and what took the time.
 
 PyTorch and the oracle are imported in a second process while this one classifies. This one waits
-for its verdict before anything is timed, so that only what is timed runs.
+for its verdict before anything is timed, so that nothing else runs during the timing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _timed(name: str, make: Callable[[], Part]) -> Part:
 
 
 def _meanwhile(rows: list[tuple[str, float]]) -> Part:
-    """What the second process did."""
+    """The part about the second process."""
     width = max(len(name) for name, _ in rows)
     lines = tuple(f"{name:{width}}  {seconds:8.3f}" for name, seconds in rows[:-1])
     data = {"parts": {name: round(seconds, 3) for name, seconds in rows[:-1]}}
@@ -86,7 +86,7 @@ def _meanwhile(rows: list[tuple[str, float]]) -> Part:
 
 
 def _weights(asked: str, schedule: Schedule) -> tuple[Weights, str]:
-    """The weights; and why they are not ImageNet's, if nobody asked for others."""
+    """The weights, and why they are not ImageNet's if the user named no others."""
     if asked:
         return load_weights(asked, schedule), ""
     try:

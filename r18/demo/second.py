@@ -60,7 +60,7 @@ class Second:
         return self.answer()
 
     def seconds(self) -> list[tuple[str, float]]:
-        """What its time went into, without waiting for calls: (part, seconds)."""
+        """The parts of its time, without waiting for calls: (part, seconds)."""
         found: list[tuple[str, float]] = self.call(SECONDS)
         return found
 

@@ -24,7 +24,7 @@ from r18.machine import machine
 
 ROUNDS = Rounds(warmup=1, repeat=5)
 IMAGES = 1
-"""By which the errors are measured, in float64 on the CPU: 0.3 s each."""
+"""The images by which the errors are measured, in float64 on the CPU: 0.3 s each."""
 TITLE = "speed, float32, one image at a time"
 SHOWN = "PyTorch, eager mode"
 
@@ -115,7 +115,7 @@ def _output(runner: Runner, images: Array) -> Array:
 
 
 def part_of(result: Result, left_out: list[str], asked: str) -> Part:
-    """What was timed, in words. asked: for the backend."""
+    """The times in words. asked: for the backend."""
     lines = [_row(row) for row in result.rows]
     own = result.rows[0]
     if own.ratio is not None:

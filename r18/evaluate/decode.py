@@ -74,7 +74,7 @@ def decode(path: Path, config: Preprocess) -> Decoded:
 
 
 def look(path: Path) -> tuple[bytes, Seen]:
-    """The bytes of an image, and what is remembered of them. Raises `OSError`."""
+    """The bytes of an image, and their `Seen`. Raises `OSError`."""
     with open_file(path, IMAGE_LIMIT) as stream:
         status = os.fstat(stream.fileno())
         data = read_all(stream)
@@ -82,7 +82,7 @@ def look(path: Path) -> tuple[bytes, Seen]:
 
 
 def stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    """`Seen.stamp`."""
+    """A file's `Seen.stamp`."""
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 

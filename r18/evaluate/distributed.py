@@ -43,7 +43,8 @@ SERVERS = ("scheduler", "worker", "nanny")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""Else a worker looks for the standard library in the current folder first."""
+"""The variable that keeps a worker from looking for the standard library in the current folder
+first."""
 
 
 # -- on a worker -------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def dask_setup(worker: object) -> None:
 
 
 def running_task(request: Request) -> tuple[Running, ...]:
-    """What a worker runs on."""
+    """The backends that a worker runs on."""
     return _pair(request).running()
 
 
@@ -103,11 +104,11 @@ class Cluster:
 
     @property
     def workers(self) -> int:
-        """Those that are there now."""
+        """The number of workers that are connected now."""
         return len(self._client.nthreads())
 
     def running(self) -> tuple[Running, ...]:
-        """What the workers run on; on each of them the programs are compiled then.
+        """The backends that the workers run on; this also compiles the programs on each of them.
 
         Raises `R18Error` where they would not compute with the same kernels: results would mix.
         """

@@ -100,7 +100,7 @@ def check_job(
 def run_job(
     job: Job, tell: Callable[[str], None], on_progress: Callable[[Progress], None]
 ) -> Finished:
-    """Run an evaluation; what is done already is not repeated.
+    """Run an evaluation; finished batches are not repeated.
 
     tell: called with lines about the images and devices. Raises what `evaluate` raises.
     """
@@ -139,7 +139,7 @@ def run_job(
 
 @contextmanager
 def engine(job: Job, request: Request, weights: Weights, images: ImageSet) -> Iterator[Engine]:
-    """What runs the batches: this process, or workers."""
+    """The engine that runs the batches: this process, or workers."""
     if job.scheduler is not None:
         with distributed.connected(job.scheduler) as client:
             yield distributed.Cluster(client, request, images.folder, job.threads or 1)

@@ -27,7 +27,7 @@ FORMAT = 2
 LIMIT = 16 << 30
 """The most bytes of a journal; of a million images it has 600 MB."""
 _OPEN: set[Path] = set()
-"""Those that this process writes: to look at one's heading would let go of its lock."""
+"""The journals that this process writes: reading the heading of one would release its lock."""
 CHECK = "check"
 """The key of a row's digest, and of the heading's; journals of earlier versions have none."""
 
@@ -41,13 +41,13 @@ CREATE TABLE times (place INTEGER PRIMARY KEY, backend_ms REAL NOT NULL, referen
 
 
 class DamagedJournal(UsageError):
-    """A journal whose contents are not what was written."""
+    """A journal whose contents have changed since they were written."""
 
 
 class Journal:
     """An open journal; see `open_journal`.
 
-    facts: what was found out at the beginning and holds for all results.
+    facts: found at the beginning; they hold for all results.
     rows:  by file. times: one for each batch. new: it was begun just now.
     """
 
@@ -96,7 +96,7 @@ class Journal:
         self._discarded = True
 
     def _read(self, identity: Mapping[str, Any]) -> bool:
-        """Load what the file holds; False for an empty file. Raises `UsageError`."""
+        """Load the file; False for an empty one. Raises `UsageError`."""
         if not self.path.stat().st_size:
             return False
         try:
@@ -132,7 +132,7 @@ class Journal:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Commit what the block writes; hold the lock again."""
+        """Commit the block's writes; hold the lock again."""
         try:
             yield
             self._database.execute("COMMIT")
@@ -158,9 +158,9 @@ def open_journal(
 ) -> Iterator[Journal]:
     """The journal at a path, new or continued; folders above it are made.
 
-    identity: what the results are of; plain data. A journal of anything else is not continued.
+    identity: the request of the results, as plain data. A journal of another one is not continued.
     facts:    called for a new journal.
-    restart:  drop what is there.
+    restart:  drop an existing journal.
 
     Raises `UsageError` for a journal of something else, a damaged one (`DamagedJournal`), a file
     that is no journal, or one that another process is writing; `R18Error` when it cannot be
@@ -270,7 +270,7 @@ def _is_undo(head: bytes) -> bool:
 
 
 def _digest(*parts: str) -> str:
-    """SQLite does not notice a changed bit in a value: this does."""
+    """A digest of texts. SQLite does not notice a changed bit in a value; this does."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -326,7 +326,7 @@ def _no_journal(path: Path) -> UsageError:
 
 
 def damaged(path: Path, why: Exception) -> DamagedJournal:
-    """To be raised for a journal that cannot be read as it was written."""
+    """The error for a journal that cannot be read as it was written."""
     return DamagedJournal(
         f"the journal '{path}' is damaged: {plain(why)}\n"
         "  keep the results that are intact with --salvage, start over with --restart, or choose "

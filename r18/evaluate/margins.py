@@ -1,4 +1,4 @@
-"""Which images may change their class by rounding: the margin of top-1 against the allowed error.
+"""Images whose class rounding may change: the margin of top-1 against the allowed error.
 
 Correct programs may return two classes in either order if their logits differ by less than twice
 the allowed error of a logit: a tie. Any other change of class is a fault. A program's allowed error
@@ -36,21 +36,22 @@ F(4×4, 3×3): of random data, a sum of C products of transformed factors at (i,
 variance |G_i|²|G_j|²|B_i|²|B_j|² (rows of G and Bᵀ), and enters output (p, q) of a tile with the
 weight A_pi·A_qj (rows of Aᵀ). With s_p = Σ_i A_pi²|G_i|²|B_i|²:
 
-- What the products round off has a variance ∝ C·s_p·s_q at (p, q), where those of a plain sum have
-  9C: √(s_p·s_q/9) times the error (the oracle's `winograd.growth`), at the worst place of a tile
-  7.5 times.
-- What the additions round off, one after another, has a variance ∝ C²/2·s_p·s_q, where those of a
-  plain sum of 9C terms in 64 partial sums (see END_TO_END_MULTIPLE) have (9C)²/2/64: 8/3 times as
+- The products' rounding errors have a variance ∝ C·s_p·s_q at (p, q), where those of a plain sum
+  have 9C: √(s_p·s_q/9) times the error (the oracle's `winograd.growth`), at the worst place of a
+  tile 7.5 times.
+- The rounding errors of additions one after another have a variance ∝ C²/2·s_p·s_q, where those of
+  a plain sum of 9C terms in 64 partial sums (see END_TO_END_MULTIPLE) have (9C)²/2/64: 8/3 times as
   much more as the products, 19.95 times. That is the larger, and less than this multiple.
 
 F(2×2, 3×3) grows by less than END_TO_END_MULTIPLE in both.
 """
 
 CUT_OFF_MULTIPLE = 8.0
-"""Sums that may be cut off, of factors as fine as float32, lose so much more than rounded ones.
+"""The ratio of the loss of truncated sums, with factors as fine as float32, to that of rounded
+ones.
 
 A unit that adds 16 products at a time and cuts off loses u|s| of the sum s so far in the mean, and
-always towards zero. Of terms of either sign |s| grows as √k: K/16 steps lose ⅔·(K/16)·u times the
+always towards zero. With terms of either sign |s| grows as √k: K/16 steps lose ⅔·(K/16)·u times the
 last |s|. Rounded, K additions one after another lose (u/√3)·√(K/2) times it (see
 END_TO_END_MULTIPLE). The one is √(6K)/24 times the other: 6.9 for the longest sums of a ResNet-18,
 K = 4,608, and this is the power of two above it. In the other precisions that tensor cores multiply
@@ -99,14 +100,15 @@ class Allowance:
 
     @classmethod
     def of(cls, precision: Precision, multiple: float) -> Allowance:
-        """Raises `UnknownName` for a storage format that is no floating-point one."""
+        """The allowance of a precision. Raises `UnknownName` for a storage format that is no
+        floating-point one."""
         u = unit_roundoff(precision.storage)
         if precision.accumulate == "float64":
             return cls(multiple * 2 * _F64_IN_F32, u / _F64_IN_F32 / 3)
         return cls(multiple, u / 3)
 
     def most(self, loss: float, size: float) -> float:
-        """What may be lost where the yardstick loses `loss`, of exact values of that size."""
+        """The allowed error where the yardstick's is `loss`, of exact values of that size."""
         return self.factor * max(loss, self.floor * size)
 
 
@@ -131,7 +133,7 @@ def is_tie(margin: float, bound: float) -> bool:
 
 
 def calls(got: Array, expected: Array, first_image: int = 0) -> list[Call]:
-    """What became of each image's class: (N, classes) logits of a program and of the reference.
+    """Each image's classes, from the (N, classes) logits of a program and of the reference.
 
     Equal logits go to the lower class; `expected` holds no NaN, and two classes at least.
     """

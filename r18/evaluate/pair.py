@@ -25,14 +25,14 @@ from r18.weights import Weights
 from r18.weights.precisions import in_precision
 
 FACTOR_ROUNDOFFS = {"tf32": 2.0**-11, "fp16x2": 2.0**-23}
-"""For the formats of factors only."""
+"""The unit roundoffs of formats that only factors have."""
 SAMPLE = 8
 """Images on which losses against float64 are measured before a run."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """What runs, as the journal keeps it: `kernels` is a digest over the plan's kernels."""
+    """A running backend, as the journal keeps it: `kernels` is a digest over the plan's kernels."""
 
     name: str
     device: str
@@ -102,8 +102,8 @@ class Pair:
     def evaluate(self, batch: Batch, images: Sequence[Decoded]) -> BatchRows:
         """The rows of a batch, in its order, and the times; at most as many as a run takes.
 
-        What runs is always a whole batch: places without an image hold zeros, and what comes of
-        them is dropped. A sample's result does not depend on its neighbours.
+        A run is always a whole batch: places without an image hold zeros, and their outputs are
+        dropped. A sample's result does not depend on its neighbours.
         """
         pixels_of = [image.pixels for image in images]
         readable = [image for image in pixels_of if not isinstance(image, ImageError)]
@@ -160,7 +160,7 @@ class Pair:
             return 0.0
         algorithms = (step.kernel.contract.algorithm for step in program.plan.steps)
         allowance = Allowance.of(precision, multiple(algorithms, precision))
-        # Of float64 nothing can be seen from float64: the allowance scales the loss in float32.
+        # float64's own loss cannot be seen in float64: the allowance scales the loss in float32.
         yardstick = "fp32" if precision.accumulate == "float64" else precision.name
         if yardstick not in losses:
             losses[yardstick] = self._loss(yardstick, exact, pixels)
@@ -213,14 +213,15 @@ def top_classes(logits: Array) -> tuple[int, ...]:
 
 
 def _roundoff(name: str) -> float:
-    """Of the narrowest format that a precision's values go through."""
+    """The unit roundoff of the narrowest format that a precision's values go through."""
     precision = precision_of(name)
     factors = FACTOR_ROUNDOFFS.get(precision.multiply) or unit_roundoff(precision.multiply)
     return max(unit_roundoff(precision.storage), factors)
 
 
 def _kernels_sha256(program: Program) -> str:
-    """Over the steps of the plan, their kernels, and the sources of those that are compiled."""
+    """A digest over the steps of the plan, their kernels, and the sources of those that are
+    compiled."""
     digest = hashlib.sha256()
     for step in program.plan.steps:
         source = step.kernel.digest or ""

@@ -24,13 +24,13 @@ from r18.weights.precisions import CALIBRATED
 
 WHAT = "evaluate"
 ROWS = ("changed", "not_read")
-"""What a summary lists and a record counts."""
+"""The images that a summary lists and a record counts."""
 
 
 def entry_name(
     request: Request, images: str, workers: int | None, found: Quantization | None = None
 ) -> str:
-    """images: the folder's name. found: what int8 computes with."""
+    """The name of an entry. images: the folder's name. found: what int8 computes with."""
     against = f"{request.against}-{request.against_precision}" if request.against else "none"
     batch = f"b{request.batch}"
     precision = request.precision

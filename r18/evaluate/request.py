@@ -50,7 +50,8 @@ class Request:
         return CompileOptions(batch=self.batch, precision=precision, fusion=self.fusion)
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for results to be mixed: everything but the path of the weights."""
+        """The settings that must be equal for results to be mixed: all but the path of the
+        weights."""
         data = asdict(self)
         del data["weights"]
         return data

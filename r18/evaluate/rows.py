@@ -1,6 +1,6 @@
-"""What is known of an image when its batch is done: a row; and the rows of a batch with its times.
+"""The result of one image, which is a row, and the rows of a batch with its times.
 
-A row holds what was seen, not what is concluded: whether a change of class is a near tie follows
+A row holds observations, not conclusions: whether a change of class is a near tie follows
 from the margin and the bound of the run.
 """
 
@@ -25,7 +25,8 @@ STATUSES = (OK, UNREADABLE, NOT_FINITE)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was read of an image: the digest of its bytes, and what the system said of the file.
+    """The file that an image was read from: the digest of its bytes, and the system's facts about
+    it.
 
     stamp: size, times of change in nanoseconds (contents, then contents or name), inode.
     """
@@ -57,12 +58,12 @@ class Row:
 
     @property
     def agree_top1(self) -> bool:
-        """The most probable class is the same."""
+        """Whether the most probable class is the same."""
         return self.status == OK and self.backend[:1] == self.reference[:1]
 
     @property
     def agree_top5(self) -> bool:
-        """The five most probable classes are the same, in any order."""
+        """Whether the five most probable classes are the same, in any order."""
         return self.status == OK and set(self.backend) == set(self.reference)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Row:
 
     @classmethod
     def from_json(cls, data: object) -> Row:
-        """Raises `ValueError` for what is no row."""
+        """The row that JSON data holds. Raises `ValueError` if it holds none."""
         if not isinstance(data, dict) or not data.keys() <= {known.name for known in fields(cls)}:
             raise ValueError(f"{show(data)} is no row")
         row = msgspec.convert(data, cls)
@@ -97,7 +98,7 @@ class Times:
 
 @dataclass(frozen=True)
 class BatchRows:
-    """What one batch came to; without times where none of its images could be read."""
+    """The rows of one batch; without times where none of its images could be read."""
 
     rows: tuple[Row, ...]
     times: Times | None = None
@@ -108,7 +109,8 @@ class BatchRows:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> BatchRows:
-        """Raises `ValueError`, `TypeError` or `KeyError` for what is no batch."""
+        """The batch that JSON data holds. Raises `ValueError`, `TypeError` or `KeyError` if it
+        holds none."""
         times = data["times"]
         rows = tuple(Row.from_json(row) for row in data["rows"])
         return cls(rows, None if times is None else Times(**times))

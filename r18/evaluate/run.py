@@ -1,4 +1,4 @@
-"""An evaluation from start to end: run what is missing, keep it batch by batch, sum it up.
+"""An evaluation from start to end: run the missing batches, keep each one, sum them up.
 
 An engine runs the batches: `Here` in this process, `r18.evaluate.distributed.Cluster` on
 workers. Results are kept in one place, the journal, and each only once.
@@ -37,7 +37,8 @@ class Engine(Protocol):
     def workers(self) -> int | None: ...
 
     def running(self) -> tuple[Running, ...]:
-        """What it runs on: the backend and, where there is one, the reference."""
+        """The backends that it runs on: the one evaluated and, where there is one, the
+        reference."""
         ...
 
     def bound(self, items: Batch) -> float:
@@ -45,7 +46,7 @@ class Engine(Protocol):
         ...
 
     def results(self, batches: Sequence[Batch]) -> Iterator[BatchRows]:
-        """What each batch comes to, in any order."""
+        """The rows of each batch, in any order."""
         ...
 
 
@@ -137,12 +138,12 @@ def evaluate(
     out:     the table; the journal is next to it until then.
     restart: start over, and replace the table of an earlier run.
     salvage: of a damaged journal, continue with the rows that are intact.
-    tell:    called with a line about what was salvaged.
+    tell:    called with a line about salvaged rows.
 
     An image that cannot be read is a row like the others. Raises `UsageError` for a table that is
     there already or cannot be written, for a journal of something else (see `open_journal`), and
     for an image that was replaced since; `R18Error` for images that vanish or change while it runs;
-    what the engine raises. Whatever is raised, and when the process is killed, the journal holds
+    what the engine raises. After any error, and when the process is killed, the journal holds
     every finished batch, and the same call continues from there.
     """
     check_ready(out, restart)
@@ -206,7 +207,7 @@ def _lost(rows: Sequence[Row]) -> R18Error:
 
 
 def _check_images(images: ImageSet, rows: Iterable[Row], error: type[R18Error]) -> None:
-    """Raise `error` for an image that is no longer what its row was made of."""
+    """Raise `error` for an image that has changed since its row was made."""
     changed, gone = [], []
     for row in rows:
         try:

@@ -33,7 +33,7 @@ def salvage_journal(path: Path, identity: Mapping[str, Any]) -> tuple[int, Path]
 
     Returns the number of rows and the damaged file's new path; None if nothing is damaged. Raises
     `UsageError` if there is no journal, if its heading is not intact or names another evaluation,
-    and if another damaged file lies at the new path; nothing is changed then.
+    and if another damaged file is at the new path; nothing is changed then.
     """
     if not path.exists() or not path.stat().st_size:
         raise UsageError(f"there is no journal '{path}' to salvage")
@@ -71,7 +71,7 @@ def _intact(path: Path, identity: Mapping[str, Any]) -> tuple[dict[str, Any], Ba
 
 
 def _read(database: sqlite3.Connection, what: str, read: Callable[..., T]) -> list[T]:
-    """What is intact, in the order of `place`."""
+    """The intact rows, in the order of `place`."""
     found: dict[int, T] = {}
     for order in ("ASC", "DESC"):
         with suppress(sqlite3.Error, UnicodeDecodeError):  # the damage: the rest is out of reach

@@ -1,4 +1,4 @@
-"""Which images are evaluated, and their labels, from a folder in one of ImageNet's layouts.
+"""The images to evaluate, and their labels, from a folder in one of ImageNet's layouts.
 
 - A CSV with a heading: a column for the file and one for the class index; `labels.csv` in the
   folder, or any other by name.
@@ -121,7 +121,7 @@ def _ambiguous(folder: Path, found: str) -> UsageError:
 
 
 def _images_below(folder: Path) -> Iterator[str]:
-    """Relative paths of the images, sorted, at any depth; what is hidden is left out."""
+    """Relative paths of the images, sorted, at any depth, without hidden files and folders."""
     for where, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inside = Path(where).relative_to(folder)

@@ -1,4 +1,4 @@
-"""What the rows of an evaluation come to: agreement, accuracy, near ties, times. Pure."""
+"""The summary of an evaluation's rows: agreement, accuracy, near ties, times. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from r18.evaluate.rows import OK, UNREADABLE, Row, Times
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of the labelled images: how many have their class first, and among the first five."""
+    """The labelled images: how many have their class first, and among the first five."""
 
     images: int
     top1: int
@@ -66,7 +66,7 @@ class Summary:
 
     @property
     def decided(self) -> int:
-        """Compared images that are no near tie: what the agreement says something about."""
+        """Compared images that are not near ties: the agreement is about these."""
         return self.compared - self.near_ties
 
     def to_json(self) -> dict[str, Any]:

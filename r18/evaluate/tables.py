@@ -75,7 +75,7 @@ def write_table(
 
 
 def read_table(path: Path) -> tuple[list[tuple[Row, bool | None]], dict[str, Any]]:
-    """What `write_table` wrote: each row and whether it is a near tie, and `about`.
+    """Read a table of `write_table`: each row and whether it is a near tie, and `about`.
 
     A CSV tells nothing about itself: `about` is empty. Raises `UsageError` for a file that is
     damaged or no such table.
@@ -113,7 +113,7 @@ def record(row: Row, bound: float | None) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """With the bytes of a file's name that are no UTF-8 written out."""
+    """The text with the bytes of a file's name that are no UTF-8 written out."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What the quantised and the scaled form of an op share: they are computed over the op's shapes.
+"""Base classes of the quantised and the scaled forms of an op, which have the op's shapes.
 
 A form holds the op of numbers as `conv` or `linear`, and says what is stored and which factors it
 multiplies by. See `r18.graph.quantized` and `r18.graph.scaled`.
@@ -12,7 +12,7 @@ from r18.graph.ops import Conv2d, Linear, MaxPool2d, Op, Shape, WeightSpec, cove
 
 
 class ConvForm(Op):
-    """Of a convolution."""
+    """The form of a convolution."""
 
     conv: Conv2d
 
@@ -35,7 +35,7 @@ class ConvForm(Op):
 
 
 class LinearForm(Op):
-    """Of a linear layer."""
+    """The form of a linear layer."""
 
     linear: Linear
 
@@ -47,7 +47,7 @@ class LinearForm(Op):
 
 
 class ConvMaxPoolForm(Op):
-    """Of a convolution and max-pooling, as one op.
+    """The form of a convolution and max-pooling, as one op.
 
     image: where it is given, it makes what the convolution reads; its weight is the last one.
     """
@@ -86,7 +86,8 @@ class ConvMaxPoolForm(Op):
 
 
 class AvgPoolLinearForm(Op):
-    """Of global average pooling and a linear layer of its means, as one op of two parts."""
+    """The form of global average pooling and a linear layer of its means, as one op of two
+    parts."""
 
     @property
     def label(self) -> str:

@@ -1,9 +1,9 @@
-"""Precision as data: what is stored, what is multiplied, where sums are kept.
+"""Precision as data: the formats of storage, of factors and of sums.
 
 `tf32` stores float32 and rounds the factors of each product to 11 significand bits; a kernel may
 round its outputs to as many, since the next layer multiplies no more of them. `fp16x3` stores
 float32 and splits each factor in two float16 numbers, the second scaled by 2¹¹: three products of
-them make one of float32's grade on units that know float16 alone. `fp8` stores numbers in e4m3,
+them make one of float32's grade on units that only support float16. `fp8` stores numbers in e4m3,
 with the scales of `r18.graph.scaled`. `int8` stores 8-bit integers and sums in 32-bit ones.
 bfloat16 and e4m3 arrays on the host use the dtypes of `ml_dtypes`.
 """
@@ -26,7 +26,7 @@ BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
 E4M3: np.dtype[np.generic] = np.dtype(ml_dtypes.float8_e4m3fn)
 
 E4M3_LARGEST = 448.0
-"""The largest e4m3 number: what is larger saturates there. The format has no infinity."""
+"""The largest e4m3 number: larger values saturate there. The format has no infinity."""
 E4M3_BITS, E4M3_LEAST_EXPONENT = 4, -6
 """Significand bits, and the exponent of the smallest normal number."""
 
@@ -44,7 +44,7 @@ _DTYPES: dict[str, np.dtype[np.generic]] = {
 # Formats that exist only inside an arithmetic unit: no array has them as its dtype.
 _MULTIPLY_ONLY = {"tf32", "fp16x2"}
 _HELD_IN = {"tf32": "float32"}
-"""Of these, the formats whose numbers an array can hold, and the dtype of that array."""
+"""The multiply-only formats whose numbers an array can hold, and the dtype of that array."""
 
 
 def dtype_of(name: str) -> np.dtype[np.generic]:
@@ -86,7 +86,7 @@ def round_to_e4m3(values: Array) -> Array:
 
 
 def as_stored(array: Array, dtype: np.dtype[Any]) -> Array:
-    """A dense array in a storage dtype; e4m3 saturates, elsewhere what is too large is infinite."""
+    """A dense array in a storage dtype; e4m3 saturates, elsewhere too large a value is infinite."""
     if dtype == E4M3 and array.dtype != E4M3:
         array = round_to_e4m3(array)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,6 +1,6 @@
 """A quantisation: the integers and scales of a network, as a calibration decides them.
 
-It holds what cannot be computed again: the scale of every value, the weights and biases in
+It holds the data that cannot be computed again: the scale of every value, the weights and biases in
 integers, and how they were found. Multipliers follow from the scales (`r18.graph.quantize`).
 
 Weights of 4 and 2 bits are stored packed: two's complement, the lowest bits of a byte first, each
@@ -62,7 +62,7 @@ class Calibration:
 
 
 GIVEN = Calibration("given", "nearest", 0, hashlib.sha256().hexdigest())
-"""Of scales that the caller chose, without images."""
+"""The calibration of scales that the caller chose, without images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """What `digest` reads of a weight; the digests are those of its two files."""
+    """A weight as `digest` reads it; the digests are those of its two files."""
 
     shape: tuple[int, ...]
     scale: Array

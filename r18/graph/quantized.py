@@ -19,7 +19,7 @@ after the other. Each step of requantisation keeps order, because multipliers ar
 largest sum of a window becomes the largest of its integers, so to pool the int32 sums first gives
 the same bits. Global pooling is steps 1 and 4 of the int32 sum over height and width, with the
 multiplier fl(s_x / (H·W·s_y)), rounded once. Linear ends with step 1, for the multiplier
-fl(s_x · s_w[o]): its logits are float32. `Quantize` is step 4 of fl(x / s). Of pixels, the integers
+fl(s_x · s_w[o]): its logits are float32. `Quantize` is step 4 of fl(x / s). The integers of pixels
 come from a table of 256 for each channel: ((v / 255 − mean) / std) / s in float64, in this order,
 rounded to integers once.
 
@@ -111,7 +111,8 @@ def check_factors(whose: str, what: str, values: Array) -> None:
 
 
 def _weights_of_sum(op: Conv2d | Linear, bits: int) -> tuple[WeightSpec, ...]:
-    """Of an op with a bias: its weight and bias in integers, and the multiplier of the sum."""
+    """The weights of an op with a bias: weight and bias in integers, and the multiplier of the
+    sum."""
     weight, bias = op.weights()
     return (
         replace(weight, storage="int8", limit=LIMITS[bits]),
@@ -182,7 +183,7 @@ class _OfOneImage(Op):
 
 @dataclass(frozen=True)
 class QuantizedMaxPool2d(_OfOneImage):
-    """Max-pooling of integers; scale and storage format stay what they are."""
+    """Max-pooling of integers; scale and storage format stay the same."""
 
     name: ClassVar[str] = "qmaxpool2d"
     optional: ClassVar[bool] = True
@@ -278,7 +279,7 @@ class Quantize(Op):
 class QuantizePixels(Op):
     """Pixels into int8, by a table: y[n, c, i, j] = table[c, x[n, c, i, j]].
 
-    normalize: what the table is made of, with a scale.
+    normalize: the table is made of it and a scale.
     """
 
     name: ClassVar[str] = "quantize_pixels"
@@ -422,8 +423,8 @@ class QuantizedAvgPoolLinear(AvgPoolLinearForm):
 class QuantizedRelayout(_OfOneImage, Relayout):
     """The same values in another memory layout, where the precision does not say their format.
 
-    Of a quantised network: plans have it where `Relayout` is in networks of numbers. stored: the
-    storage format of the values; float32 of the network's images.
+    Plans of a quantised network have it where plans of floats have `Relayout`. stored: the storage
+    format of the values; float32 of the network's images.
     """
 
     name: ClassVar[str] = "qrelayout"

@@ -35,7 +35,7 @@ GROUP_WIDTH = 64
 
 @dataclass(frozen=True)
 class ResNet:
-    """What tells one ResNet from another, in torchvision's terms; only the head is left open.
+    """The parameters of a ResNet, in torchvision's terms; only the head is left open.
 
     block:  `basic`: two 3×3 convolutions. `bottleneck`: 1×1, 3×3, and 1×1 to four times the
             channels; a stage's stride is in the 3×3, as in torchvision and timm.
@@ -267,7 +267,7 @@ def tiny(*, classes: int = 10, image_size: int = 32, softmax: bool = False) -> S
 
 
 def _maker(name: str) -> Callable[..., Schedule]:
-    """What builds a named network, with its own number of classes and size of images."""
+    """A function that builds a named network, with its own number of classes and size of images."""
     found = (FAMILY | SMALL)[name]
     usual = {"classes": 10, "image_size": 32} if name in SMALL else {}
 
@@ -281,7 +281,7 @@ NETWORKS = {name: _maker(name) for name in (*FAMILY, *SMALL)}
 
 
 PARAMETERS = ("classes", "image_size")
-"""What a network's name may be followed by, as in `resnet50:classes=10,image_size=288`."""
+"""The parameters that may follow a network's name, as in `resnet50:classes=10,image_size=288`."""
 
 
 def network(name: str, **parameters: int) -> Schedule:
@@ -318,7 +318,8 @@ def _settings(name: str, text: str) -> dict[str, int]:
 
 
 def name_of(schedule: Schedule) -> str:
-    """What `network` builds a whole network by: its name, with a head or size that is not its own.
+    """The name from which `network` builds a whole network, with a head or size that is not its
+    own.
 
     The plain name of one that `NETWORKS` lacks, of a slice, or for images that are not square.
     """

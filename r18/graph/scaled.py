@@ -89,7 +89,7 @@ class ScaledConv2d(ConvForm):
 
 @dataclass(frozen=True)
 class ScaledGlobalAvgPool(Op):
-    """The mean over height and width of e4m3 numbers, in float32; the scale stays what it is."""
+    """The mean over height and width of e4m3 numbers, in float32; the scale stays the same."""
 
     name: ClassVar[str] = "sgap"
     optional: ClassVar[bool] = True

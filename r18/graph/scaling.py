@@ -156,7 +156,7 @@ def _scale(value: str, ranges: Mapping[str, float]) -> float:
 
 
 def _channel_scales(weight: Array) -> Array:
-    """Those with which the largest weight of each channel is 448; 1 for a channel of zeros."""
+    """The scales with which the largest weight of each channel is 448; 1 for a channel of zeros."""
     largest = np.abs(weight).reshape(len(weight), -1).max(axis=1)
     return np.where(largest == 0, 1.0, largest / E4M3_LARGEST)
 

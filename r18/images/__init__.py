@@ -1,1 +1,1 @@
-"""From photographs to what networks take, and from logits to labels."""
+"""From photographs to network inputs, and from logits to labels."""

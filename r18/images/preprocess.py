@@ -54,7 +54,7 @@ FILTERS = {BILINEAR: Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICU
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What becomes of an RGB image of any size; the manifest stores these values.
+    """The steps from an RGB image of any size to the input; the manifest stores these values.
 
     resize:      the shorter side after resizing, in pixels.
     center_crop: height and width of the network's input, in pixels; at most `resize`.
@@ -119,7 +119,7 @@ class Preprocess:
 
     @property
     def normalize(self) -> Normalize:
-        """What is left to do on pixels resized and cropped: `CompileOptions.pixels`."""
+        """The remaining step for pixels resized and cropped: `CompileOptions.pixels`."""
         return Normalize(self.mean, self.std)
 
     def to_json(self) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def _reason(error: Exception) -> str:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that the installed Pillow reads."""
+    """The `FORMATS` that the installed Pillow reads."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
@@ -433,8 +433,8 @@ def _formats() -> tuple[str, ...]:
 class _QuietPillow:
     """While any thread is inside, warnings that Pillow's modules emit are ignored.
 
-    What matters among them (too many pixels) is an `ImageError` here. `warnings.catch_warnings`
-    does not do: it saves and restores the whole process's filters, so overlapping threads leave
+    The one that matters (too many pixels) is an `ImageError` here. `warnings.catch_warnings` is no
+    substitute: it saves and restores the whole process's filters, so overlapping threads leave
     each other's filters behind. This puts one entry in and takes that same entry out.
     """
 

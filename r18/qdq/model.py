@@ -2,12 +2,13 @@
 
 The model says what the quantised schedule says, and every integer tensor has the name of its value
 there. A convolution stands between the DequantizeLinear of its inputs and one QuantizeLinear: bias,
-residual and ReLU come before it, because a sum is requantised once. Whoever runs the model either
+residual and ReLU come before it, because a sum is requantised once. A runtime either
 recognises this pattern and computes in integers (fused), or computes it as it stands, in float32
 (simulated).
 
-The input is the float image, of which the first QuantizeLinear makes int8: the table of pixels
-rounds in one place, and a library that normalises pixels itself would round in another.
+The input is the float image, and the first QuantizeLinear makes int8 of it, not the table of
+pixels: the table rounds in one place, and a library that normalises pixels itself would round in
+another.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ OPSET, IR_VERSION = 17, 8
 INT4_OPSET, INT4_IR_VERSION = 21, 10
 """The first ones with int4."""
 NUMBERS = ":numbers"
-"""What is appended to a value's name for its DequantizeLinear: q · scale in float32."""
+"""The suffix of a value's name for its DequantizeLinear: q · scale in float32."""
 
 
 def import_onnx() -> Any:

@@ -1,7 +1,7 @@
 """A QDQ model of another tool as a quantisation: the same integers and scales, or a refusal.
 
 The model is read from its output backwards, next to the schedule: each step finds its node, and
-each value the QuantizeLinear in front of what reads it. `onnxruntime.quantization.quantize_static`
+each value the QuantizeLinear in front of its reader. `onnxruntime.quantization.quantize_static`
 and NNCF write such models, and `r18.qdq.model` does.
 
 The quantised ops round a sum once, behind bias, residual and ReLU. A model with more roundings (of
@@ -41,7 +41,7 @@ MOST_SHOWN = 6
 
 @dataclass(frozen=True)
 class Converted:
-    """Weights with the quantisation of a model. left_out: what the model says and they do not."""
+    """Weights with the quantisation of a model. left_out: the model's statements that they lack."""
 
     weights: Weights
     left_out: tuple[str, ...]
@@ -142,7 +142,7 @@ class _Rounding:
 
 
 class _Graph:
-    """A model's nodes by what they make, and its constants."""
+    """A model's nodes by their outputs, and its constants."""
 
     def __init__(self, graph: Any, onnx: Any) -> None:
         self._onnx = onnx
@@ -234,7 +234,7 @@ class _Graph:
 
 
 def plain_name(node: Any) -> str:
-    """A node's name, or that of what it makes."""
+    """A node's name, or else its first output's."""
     return show(node.name or node.output[0])[1:-1]
 
 
@@ -280,7 +280,8 @@ class _Reader:
             self._bias(step, bias)
 
     def quantization(self, sha256: str) -> Quantization:
-        """What was read. sha256: of the model, which takes the place of the images'."""
+        """The quantisation that was read. sha256: of the model, which takes the place of the
+        images'."""
         if len(self._bits) > 1:
             raise WeightsError("some weights have 4 bits and others 8: all have the same")
         integers = quantized(self.schedule)
@@ -464,7 +465,8 @@ class _Reader:
         self._weights[step.name] = QuantizedWeight(integers, each)
 
     def _bias(self, step: Step, name: str) -> None:
-        """Integers in units of the product's scale, or numbers, which are rounded to them."""
+        """Read a bias: integers in units of the product's scale, or numbers, which are rounded to
+        them."""
         what = f"step '{step.name}'"
         weight = self._weights[step.name]
         source = self._scales[step.inputs[0]].scale

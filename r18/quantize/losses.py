@@ -1,4 +1,4 @@
-"""What a quantised network loses against float64: of every value, of the logits, of the classes."""
+"""A quantised network's errors against float64: of every value, of the logits, of the classes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Losses:
-    """What was lost on the images: in network order, the logits last."""
+    """The errors on the images: in network order, the logits last."""
 
     images: int
     values: tuple[ValueLoss, ...]
@@ -58,7 +58,7 @@ class Losses:
 
     @property
     def decibels(self) -> float:
-        """Of the logits."""
+        """The logits' decibels."""
         return self.values[-1].decibels
 
     def to_json(self) -> dict[str, Any]:

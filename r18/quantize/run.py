@@ -27,7 +27,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Request:
-    """What to quantise, and how.
+    """The network to quantise, and how.
 
     images:     a folder of photographs; labels do not count.
     out:        the folder to write. overwrite: replace an export that is there.
@@ -110,7 +110,7 @@ class Result:
         } | self.losses.to_json()
 
     def text(self) -> str:
-        """What was made, the error of each layer, and what was lost."""
+        """The text of a run: what was made, the error of each layer, and what was lost."""
         request, losses = self.request, self.losses
         other = "of the calibration" if self.same else "that the calibration did not use"
         rows = [

@@ -1,4 +1,4 @@
-"""What a run depended on apart from our own sources: device, driver, Python and packages."""
+"""A run's environment apart from our own sources: device, driver, Python and packages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PACKAGES = (
 
 
 def environment(device: DeviceInfo) -> dict[str, Any]:
-    """The device, the versions of what is installed and, for CUDA, the driver.
+    """The device, the versions of installed packages and, for CUDA, the driver.
 
     Plain data of the type `r18.records.kinds.Environment`.
     """

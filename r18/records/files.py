@@ -27,7 +27,7 @@ from r18.records.kinds import KINDS, Record
 FOLDER = Path("exports/records")
 FORMAT = 1
 REMEDY = "  move it out of the folder and make a new one: --record writes it"
-"""What to do about a record that cannot be used."""
+"""The remedy for a record that cannot be used."""
 
 Kind = TypeVar("Kind", bound=Record)
 

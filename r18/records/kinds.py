@@ -1,4 +1,4 @@
-"""What each kind of record holds. A record is checked against its type as it is decoded.
+"""The contents of each kind of record. A record is checked against its type as it is decoded.
 
 An unknown field, a missing one and a value of another type are errors. Fields are in the order in
 which they are written, so that a record that is decoded and encoded again is the same file. A
@@ -162,7 +162,7 @@ class BenchRow(Part, kw_only=True):
 
 
 class BenchGroup(Part, kw_only=True):
-    """What took turns in one run, and can be compared."""
+    """The contenders that took turns in one run, and can be compared."""
 
     precision: str
     fusion: str
@@ -180,7 +180,7 @@ class BenchGroup(Part, kw_only=True):
 
 
 class Bench(OfDevice, kw_only=True, tag="bench"):
-    """`r18 bench --record`. ratio: what the rows' ratios are to, in words."""
+    """`r18 bench --record`. ratio: the denominator of the rows' ratios, in words."""
 
     times: ClassVar[bool] = True
     ratio: str
@@ -244,7 +244,8 @@ class Found(Part):
 
 
 class VerifiedKernel(Part, kw_only=True):
-    """digest: of the sources and of the ids of the choices. environment: a key of `environments`.
+    """A verified kernel. digest: of the sources and of the ids of the choices. environment: a key
+    of `environments`.
 
     choices: how often each was taken. checks: how often each was made. Ratios are None where
     nothing was compared.
@@ -361,7 +362,7 @@ class Verify(OfDevice, kw_only=True, tag="verify"):
 
 
 class CheckRun(Part):
-    """What `r18 check` was asked for, and where. machine: when it was last run there."""
+    """The request of an `r18 check`, and where it ran. machine: of the last run there."""
 
     profile: str
     network: str | None
@@ -375,7 +376,7 @@ class CheckedFunction(Part, kw_only=True):
 
     library:  its name and version. found: the contract that was found, and words, for people.
     fault:    why a function that is wrong is no false alarm; "" for one that is right.
-    reduced:  what a slow function was not asked for; "" if nothing.
+    reduced:  how the search of a slow function was reduced; "" if it was not.
     seconds:  of the whole command, with its imports.
     """
 
@@ -421,7 +422,7 @@ class MutateFinding(Part):
 
 
 class Fate(Part, kw_only=True):
-    """What became of a mutant. Where and what it is, of one that was not killed."""
+    """The fate of a mutant; if it was not killed, also where and what it is."""
 
     digest: str
     environment: str
@@ -459,7 +460,7 @@ class PaceOf(Part):
 
 
 class MutateSample(Part, kw_only=True):
-    """What was asked for, and what became of it; as in `MutateRun`."""
+    """A request and its results; as in `MutateRun`."""
 
     date: str
     kernels: str
@@ -496,9 +497,9 @@ class MutateRun(Part, kw_only=True):
     unchanged: dict[str, PaceOf]
     by_hand: dict[str, str] | UnsetType = UNSET
     state: dict[str, dict[str, Count]] | UnsetType = UNSET
-    """Of structural mutants: how many of each class have which status. The score is of tokens."""
+    """How many structural mutants of each class have which status. The score is of tokens."""
     samples: dict[str, MutateSample] | UnsetType = UNSET
-    """The last run of other files, by their glob. Those of the first run keep the score above."""
+    """The last run of other files, by their glob. The first run's files keep the score above."""
     results: dict[str, Fate]
 
 
@@ -555,7 +556,8 @@ class Sanitize(OfDevice, kw_only=True, tag="sanitize"):
 
 
 class PerturbRun(Part):
-    """seed: of problems and inputs. seeds: of delays, for each problem. kinds: of sites."""
+    """A run with perturbed schedules. seed: of problems and inputs. seeds: of delays, for each
+    problem. kinds: of sites."""
 
     profile: str
     network: str | None
@@ -566,7 +568,7 @@ class PerturbRun(Part):
 
 
 class PerturbedKernel(Part):
-    """calls: with and without delays."""
+    """A kernel that ran with delays. calls: with and without delays."""
 
     digest: str | None
     run: str
@@ -578,7 +580,7 @@ class PerturbedKernel(Part):
 
 
 class PerturbedProgram(Part):
-    """batches: in a row, with each seed. broken: what was wrong."""
+    """A program that ran with delays. batches: in a row, with each seed. broken: what was wrong."""
 
     run: str
     date: str
@@ -739,7 +741,7 @@ class CeilingsRecord(OfDevice, kw_only=True, tag="ceilings"):
 
     rates, copy:  of a library's matrix products, and of its copy.
     instructions: operations a second, by precision and instruction. memory: bytes a second, by
-    what moves them. Of devices whose backend measures them.
+    the kind of access. Both only for devices whose backend measures them.
     """
 
     times: ClassVar[bool] = True

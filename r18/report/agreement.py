@@ -28,7 +28,7 @@ QUALITY = 72
 
 
 def view(evaluation: Evaluation, images: Path | None, network_name: str) -> dict[str, Any]:
-    """What the section shows.
+    """The data of the section.
 
     images: the folder of the photographs; None shows none. network_name: the evaluated network,
     unless the evaluation names it.

@@ -1,4 +1,4 @@
-"""What a page shows, read and checked: records, an evaluation, a comparison of two dumps."""
+"""The evidence for a page, read and checked: records, an evaluation, a comparison of two dumps."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that a page shows; what was not given is empty or None.
+    """Everything that a page shows; missing evidence is empty or None.
 
     folder:  the folder of the records.
     groups:  the fastest device first.

@@ -52,7 +52,8 @@ STYLE: dict[Any, Any] = {
     "ytick.color": SOFT,
 }
 WIDTH, COLUMNS, BAR = 880, 3, 33
-"""Of a picture: width and height of a bar with its name in pixels, panels side by side."""
+"""The sizes of a picture: width and height of a bar with its name in pixels, panels side by
+side."""
 
 ROOM = 0.36
 """The share of a panel's width that a number needs behind its bar."""
@@ -196,7 +197,7 @@ def _errors(axes: Axes, found: Sequence[Comparison]) -> None:
 
 
 def _chosen(groups: Sequence[Group], which: Callable[[Iterable[int]], int]) -> list[Group]:
-    """Of each device and precision the group with the largest or the smallest batch."""
+    """For each device and precision, the group with the largest or the smallest batch."""
     found = []
     for _, same in groupby(groups, key=lambda group: (group.device, group.precision)):
         mine = {group.batch: group for group in same}

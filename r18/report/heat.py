@@ -19,7 +19,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """ratio: error/bound, None where there is none. tip: details. text: replaces the ratio.
+    """A cell. ratio: error/bound, None where there is none. tip: details. text: replaces the ratio.
 
     warned: above the statistical line, within the bound.
     """
@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Heat:
-    """corner: what the rows are. bodies: the rows, grouped."""
+    """A heat map. corner: what the rows are. bodies: the rows, grouped."""
 
     corner: str
     caption: str

@@ -18,7 +18,7 @@ SHOWN = {
     "throughput.svg": "throughput at the largest batch of each precision and device",
     "latency.svg": "latency at the smallest batch of each precision and device",
 }
-"""What the pictures show."""
+"""The subject of each picture."""
 
 
 def page(evidence: Evidence) -> str:
@@ -120,7 +120,7 @@ def _devices(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
 
 
 def _kinds(groups: Sequence[Group]) -> dict[str, str]:
-    """What the colours of the bars mean, of the kinds shown."""
+    """The meaning of each colour of the bars, for the kinds shown."""
     seen = {speed.kind_of(row) for group in groups for row in group.data["rows"]}
     return {kind: words for kind, words in speed.KINDS.items() if kind in seen}
 

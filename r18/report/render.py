@@ -58,7 +58,7 @@ def check_libraries() -> None:
 
 
 def clean(text: str) -> str:
-    """Text without what no document may hold: control characters and unpaired surrogates."""
+    """Text without control characters and unpaired surrogates, which no document may hold."""
     return _CONTROL.sub("�", text.encode("utf-8", "replace").decode())
 
 

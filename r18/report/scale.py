@@ -21,7 +21,7 @@ def shade(ratio: float) -> str:
 
 
 def fault(ratio: float) -> bool:
-    """Above the bound, or not a number."""
+    """Whether an error/bound is above the bound, or not a number."""
     return not ratio <= 1
 
 

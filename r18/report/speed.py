@@ -17,7 +17,7 @@ KINDS = {
     "one": "a backend restricted to one algorithm",
     "peer": "other libraries",
 }
-"""What the colours of bars mean."""
+"""The meaning of each colour of the bars."""
 FAR = 3.0
 """A mark more than this many times the longest bar is not drawn."""
 

@@ -103,7 +103,7 @@ def _next(
     while time.monotonic() < deadline:
         ended = process.poll()
         with suppress(queue.Empty):
-            # What it said before it ended may still be on the way.
+            # Output from before it ended may still be on the way.
             return heard.get(timeout=0.05 if ended is None else 0.5)
         if ended is not None:
             how = f"died of {signal_name(-ended)}" if ended < 0 else f"exited with code {ended}"
@@ -141,7 +141,8 @@ def answer(names: Sequence[str]) -> None:
 
 
 def _precisions(name: str) -> list[str]:
-    """In which the backend's kernels cover ResNet-18, by the planner; needs no device."""
+    """The precisions in which the backend's kernels cover ResNet-18, by the planner; needs no
+    device."""
     backend, network, covered = load_backend(name), resnet18(), []
     for precision in PRECISIONS:
         try:

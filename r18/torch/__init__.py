@@ -3,9 +3,9 @@
     from r18.torch import optimize_resnet
     fast = optimize_resnet(model, fuse="all")
 
-`optimize_resnet` takes any ResNet of torchvision's, `optimize_resnet18` a ResNet-18 alone.
-`torch.compile(model, backend="r18")` takes any model (`dynamo`), and `explain` says what becomes
-of it.
+`optimize_resnet` takes any ResNet of torchvision's, `optimize_resnet18` only a ResNet-18.
+`torch.compile(model, backend="r18")` takes any model (`dynamo`), and `explain` reports what
+runs where.
 
 How it works
 
@@ -72,7 +72,7 @@ def optimize_resnet(
     fuse:      `add_relu`: the residual sum and ReLU of each block; `conv_bn_relu`: and each
                convolution with its BatchNorm and ReLU; `all`: everything.
     precision: a name of `r18.graph.precision.PRECISIONS` that the backend computes in. None: the
-               model's own (float32 is fp32). Whatever it is, images go in and logits come out in
+               model's own (float32 is fp32). With each, images go in and logits come out in
                the model's dtype. At level `add_relu` the model computes, so it must be None.
                int8 is for level `all` and needs a `calibration`; docs/integers.md specifies it.
     backend:   as `r18.backend.registry.get_backend` takes it; it must compute where the model is.
@@ -80,8 +80,8 @@ def optimize_resnet(
     calibration: with int8 only. Images as the model takes them: an iterable of tensors (N, 3, H, W)
                in a floating-point dtype, or of pairs of them and labels, as of a DataLoader; or one
                tensor. The first 256 are copied, and looked at again when the model's weights have
-               changed. Or weights with a quantisation (`r18.load_weights` of what `r18 quantize`
-               wrote), or a `Quantization`, of the model's weights as they are.
+               changed. Or weights with a quantisation (`r18.load_weights` of the output of
+               `r18 quantize`), or a `Quantization`, of the model's weights as they are.
     method:    with images, of scales of activations: `mse` (the default), `minmax` or `percentile`.
     bits:      with images, of weights: 8 (the default), 4 or 2; the last two are rounded by
                AdaRound, which takes minutes.
@@ -114,7 +114,8 @@ def optimize_resnet18(
 def explain(
     model: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] | None = None
 ) -> Explanation:
-    """What `torch.compile(model, backend="r18", options=options)` runs where, for such inputs.
+    """Report what `torch.compile(model, backend="r18", options=options)` runs where, for these
+    inputs.
 
     model:  any module or function; it is called once, without gradients.
     inputs: what it is called with, such as images (N, 3, H, W).

@@ -1,5 +1,5 @@
-"""Which ResNet of torchvision's a model is, whether it is as the schedule has it, and where its
-weights are."""
+"""Find which ResNet of torchvision's a model is, whether it is as the schedule has it, and where
+its weights are."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]
 
 
 class _Unfit(Exception):
-    """What a model has that is not as it should be; `examine` says what takes which models."""
+    """A deviation of a model from its schedule; `examine` says which models are accepted where."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Architecture:
     weights: every tensor, in the order of the schedule's weights.
     norms:   the BatchNorms, in the order of the steps.
     windows: of the convolutions, in the order of the steps.
-    shortcuts: of each block, whether it convolves what it adds.
+    shortcuts: of each block, whether its shortcut has a convolution.
     """
 
     model: nn.Module
@@ -133,7 +133,7 @@ def _wrong(asked: str, what: str) -> UsageError:
 
 
 def _examined(model: nn.Module, wanted: ResNet | None) -> Architecture:
-    """The architecture; raises `_Unfit` for what is not as the schedule has it."""
+    """The architecture; raises `_Unfit` for a deviation from the schedule."""
     _check_forward(model, "", Torchvision)
     stages = [_sequence(model, stage) for stage in STAGES]
     blocks = [block for stage in stages for block in stage]
@@ -180,7 +180,7 @@ def _begins_with(stages: list[list[tuple[str, Any]]], kind: type[nn.Module]) -> 
 
 
 def _named(network: ResNet) -> str:
-    """For a message."""
+    """A network's name for a message."""
     return "ResNet-18" if network == ONLY else "its network"
 
 
@@ -283,7 +283,7 @@ def _settings(
 
 
 def _pair(value: Any) -> Any:
-    """PyTorch takes one number for two."""
+    """A setting as a pair: PyTorch takes one number for two."""
     return (value, value) if isinstance(value, int) else value
 
 

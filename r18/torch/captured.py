@@ -1,8 +1,8 @@
-"""What a captured graph of PyTorch's computes, in our ops: node by node, as `torch.compile` gives
-it to a backend.
+"""Read a captured graph of PyTorch's into our ops: node by node, as `torch.compile` gives it to a
+backend.
 
-A node is read into an op at fusion level `none`, or not at all. What a node computes in PyTorch and
-no op of ours does has a reason, in words.
+A node is read into an op at fusion level `none`, or not at all. A node that none of our ops
+computes has a reason, in words.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Read:
 
 
 def read(node: Node) -> Read | None:
-    """A node as an op of ours; None for what none of them computes.
+    """A node as an op of ours; None if none of them computes it.
 
     Raises `Unread` for a convolution, pooling or the like with settings that ours do not have.
     """
@@ -48,7 +48,7 @@ def read(node: Node) -> Read | None:
 
 
 def value(node: object) -> torch.Tensor:
-    """The stand-in of a node's tensor; raises `Unread` for what is no tensor."""
+    """The stand-in of a node's tensor; raises `Unread` if it is not a tensor."""
     found = node.meta.get("example_value") if isinstance(node, Node) else None
     if not isinstance(found, torch.Tensor):
         raise Unread(f"it reads {node}, which is no tensor")
@@ -237,11 +237,11 @@ _READERS: dict[Any, Callable[[Node], Read | None]] = {
     "mean": _mean,
     F.linear: _linear,
 }
-"""By what a node calls: a function, or a method by its name."""
+"""Readers by the callee of a node: a function, or a method by its name."""
 
 
 def flattened(node: Node) -> Node | None:
-    """What a node flattens, if that is (N, C, 1, 1) into (N, C); else None."""
+    """The node that a node flattens from (N, C, 1, 1) to (N, C), or None."""
     if node.target not in (torch.flatten, "flatten", "reshape", "view", "squeeze", torch.squeeze):
         return None
     source = node.args[0] if node.args else None
@@ -289,7 +289,7 @@ _IN_PLACE: frozenset[Any] = frozenset(
 
 def undisturbed(nodes: Sequence[Node], position: dict[Node, int], order: Sequence[Node]) -> bool:
     """Whether nodes may be computed as one, where the last is: nothing between them, and none of
-    them, changes a tensor that somebody else reads."""
+    them, changes a tensor that another node reads."""
     inside = set(nodes)
     first, last = min(map(position.__getitem__, nodes)), max(map(position.__getitem__, nodes))
     if any(mutates(node) for node in order[first : last + 1] if node not in inside):

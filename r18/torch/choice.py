@@ -1,4 +1,4 @@
-"""Which backend computes for a model: one that runs where the model is, and has the kernels."""
+"""Choose the backend for a model: one that runs where the model is, and has the kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPERATORS: dict[str, tuple[type[Op], ...]] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What computes: a backend by name.
+    """The backend that computes, by name.
 
     layout: at level `conv_bn_relu`, the layout of every convolution's output: that of most kernels
             that the backend prefers, since a kernel that is fast in one layout is slow in the
@@ -50,7 +50,7 @@ def choose(
     bits: int = 8,
     network: ResNet = ONLY,
 ) -> Choice:
-    """What computes for a model, which is that network, on a kind of device ("cpu", "cuda").
+    """The backend for a model, which is that network, on a kind of device ("cpu", "cuda").
 
     asked: a name, `module:attr` or "auto"; None: `R18_BACKEND`, else "auto". A name is taken or is
            an error; "auto" takes the first in its order that can.
@@ -112,7 +112,7 @@ def choose_layers(asked: str | None, kind: str, precision: str) -> str:
 
 
 def _with_integers(level: str, bits: int, network: ResNet) -> str:
-    """Which backends compute a drop-in in int8 here, and where the model must be for them."""
+    """The backends that compute a drop-in in int8 here, and where the model must be for them."""
     found: dict[str, list[str]] = {}
     for name in installed():
         try:

@@ -10,9 +10,9 @@ How it works
 3. The graph goes to inductor with these operators in it. It runs as it is where nothing else is
    left, or where inductor has no compiler.
 
-What is not for our kernels is left to inductor with a reason: gradients, training mode, autocast,
-dtypes, dynamic shapes, settings without a kernel. `explain` returns the reasons, and the logger
-`r18.torch.dynamo` has them at level INFO.
+Calls that are not for our kernels are left to inductor with a reason: gradients, training mode,
+autocast, dtypes, dynamic shapes, settings without a kernel. `explain` returns the reasons, and the
+logger `r18.torch.dynamo` has them at level INFO.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from r18.torch.storage import below_autograd, precision_of, storage_dtype
 log = logging.getLogger(__name__)
 
 OPTIONS = ("backend", "precision", "rest")
-"""What `options=` of `torch.compile` may name."""
+"""The names that `options=` of `torch.compile` may have."""
 
 RESTS = ("inductor", "eager")
 
@@ -54,13 +54,13 @@ Compiled = Callable[..., Any]
 
 @dataclass
 class Report:
-    """What became of one captured graph.
+    """The parts of one captured graph, and what computes each.
 
-    backend:  what computes our parts; empty where there are none.
+    backend:  the backend of our parts; empty where there are none.
     ours:     the parts on our kernels, a line each.
-    rest:     calls that were left, by what they call.
-    compiler: what runs those: `inductor`, or `eager`; with the reason, if it was not asked for.
-    reasons:  why what is like our ops was left, a line each.
+    rest:     the other calls, by their callee.
+    compiler: of the rest: `inductor`, or `eager`; with the reason, if it was not asked for.
+    reasons:  why calls that are like our ops were left, a line each.
     """
 
     backend: str = ""
@@ -107,8 +107,8 @@ def compile_graph(
     model's dtype, such as tf32; `rest`: `inductor`, or `eager` for what is left of the graph.
 
     Raises `UsageError` for other options or a mode, `BackendUnavailable` for a backend that was
-    asked for and cannot compute where the model is. Whatever else is not for our kernels is left to
-    the rest.
+    asked for and cannot compute where the model is. All other calls that are not for our kernels
+    are left to the rest.
     """
     compiled, report = _compiled(graph, examples, mode, options)
     log.info("%s", report)
@@ -126,7 +126,7 @@ def compile_graph(
 def explain(
     model: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] | None = None
 ) -> Explanation:
-    """What `torch.compile(model, backend="r18")` would run where, for such inputs.
+    """Report which parts `torch.compile(model, backend="r18")` would run where, for such inputs.
 
     Runs the model once, without gradients; what is left of it is not compiled. Its `str` is for
     people. Raises what `compile_graph` raises.
@@ -197,7 +197,7 @@ def _compiled(
 
 
 class _Owner:
-    """The compiled graph, and what is derived from the weights that it is given."""
+    """The compiled graph, and the data derived from its weights."""
 
     def __init__(self, run: Compiled, kept: list[Followed]) -> None:
         self._run = run
@@ -252,7 +252,7 @@ def _replace_parts(
     report: Report,
     kept: list[Followed],
 ) -> None:
-    """Put our operators in the place of what they compute."""
+    """Replace nodes by our operators."""
     order = list(graph.graph.nodes)
     position = {node: place for place, node in enumerate(order)}
     reads: dict[Node, Read] = {}
@@ -292,7 +292,7 @@ LAYERS = (Conv2d, MaxPool2d, GlobalAvgPool, Linear)
 
 
 class _Look:
-    """What may be computed, for tensors like the first that one of our ops reads."""
+    """The backend's answers for tensors like the first that one of our ops reads."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class _Look:
 
 
 class _Put:
-    """Puts operators in the place of what they compute."""
+    """Replaces nodes by our operators."""
 
     def __init__(
         self, graph: GraphModule, looked: _Look, report: Report, kept: list[Followed]
@@ -421,7 +421,7 @@ class _Put:
 
 
 def _compiler(asked: str, examples: Sequence[Any], needed: bool, report: Report) -> str:
-    """What compiles the rest; a reason goes into the report where it is not what was asked for."""
+    """The compiler of the rest; a reason goes into the report where it is not the one asked for."""
     if not needed:
         return RESTS[1]
     if asked == RESTS[0] and (why := _no_inductor(examples)) is not None:

@@ -141,7 +141,7 @@ class Followed:
         _ALL[self.handle] = self
 
     def current(self, key: Hashable, tensors: Tensors) -> Derived | None:
-        """What was made for that key, if the tensors are still those that it is derived from.
+        """The value derived for that key, if the tensors are still those that it is derived from.
 
         This is on the way of every call, and all that has to be looked at again each time.
         """
@@ -153,7 +153,7 @@ class Followed:
             return found
 
     def find(self, key: Hashable, tensors: Tensors, make: Callable[[], D]) -> D:
-        """What `make` made for that key, brought up to date with the tensors."""
+        """The value that `make` made for that key, brought up to date with the tensors."""
         with self._lock:
             found = self._derived.get(key)
             if found is None:

@@ -32,7 +32,7 @@ from r18.torch.storage import forbid_capture, host_array, shape_of
 from r18.weights import Weights
 
 Given = torch.Tensor | Iterable[object] | Quantization | Weights
-"""What `calibration` may be."""
+"""The types of `calibration`."""
 
 TAKES = "calibration takes float tensors of images (N, 3, H, W) as the model does"
 
@@ -46,7 +46,7 @@ class Calibrating:
 
     @property
     def bits(self) -> int:
-        """Of weights."""
+        """The bits of weights."""
         return self.source.bits if isinstance(self.source, Quantization) else self.how.bits
 
 
@@ -57,7 +57,7 @@ def calibrating(
     method: str | None,
     bits: int | None,
 ) -> Calibrating | None:
-    """What `optimize_resnet18` was asked for; None in precisions of floats.
+    """The calibration that `optimize_resnet18` was asked for; None in precisions of floats.
 
     Raises `UsageError` as it says.
     """
@@ -190,7 +190,7 @@ class Quantizer:
         self._found: tuple[Schedule, Seen, Quantization] | None = None
 
     def quantization(self, backend: Backend, schedule: Schedule, tensors: Tensors) -> Quantization:
-        """Of these weights, in the order of the schedule's.
+        """The quantisation of these weights, in the order of the schedule's.
 
         schedule: at level `none`, for images of any size: a scale does not depend on that. Raises
         what `calibrate` raises, and `UsageError` if the quantisation that was given is not one of

@@ -1,13 +1,13 @@
 """One layer of any network over tensors, as a custom operator.
 
 `r18::layer(inputs, weights, op, eps, cache, backend, precision, channels_last)`
-    A convolution with what is fused into it, max-pooling, global average pooling or a linear layer.
+    A convolution with its fused ops, max-pooling, global average pooling or a linear layer.
     `op` is the `text_of` an op of `r18.graph.ops`. `inputs` are in the precision's storage dtype;
     a convolution with a residual takes it as the second. The result is dense, in channels-last
     memory if `channels_last`; that of global pooling is (N, C).
 
     `weights` of a convolution are its weight, its bias if it has one, and where `eps` is above 0
-    those of its BatchNorm: weight, bias, running_mean, running_var. Of a linear layer they are its
+    those of its BatchNorm: weight, bias, running_mean, running_var. For a linear layer they are its
     weight and its bias, if it has one.
 
 `cache` is the handle of a `Followed`, as for the operators of `r18.torch.operators`. Importing this
@@ -77,7 +77,7 @@ class Asked:
     wanted: Layout
 
     def kernel(self, backend: Backend, precision: str) -> Kernel:
-        """What computes it; raises `NoKernel`."""
+        """The kernel that computes it; raises `NoKernel`."""
         return pick(backend, self.problem, precision, self.reads, self.wanted)
 
 
@@ -134,7 +134,7 @@ def weights_of(op: Op, given: Sequence[Array], eps: float) -> list[Array]:
         return list(given)
     weight, *biases, scale, shift, mean, var = given
     mean = mean.astype(np.float64)
-    for bias in biases:  # the BatchNorm takes the mean of what has it, from what has not
+    for bias in biases:  # BatchNorm's mean is of sums with the bias, which `bare` lacks
         mean = mean - bias.astype(np.float64)
     bare = replace(op, bias=False, residual=False, relu=False)
     # A schedule has an image, and folding does not depend on it: one window of the kernel.

@@ -92,7 +92,7 @@ class FastResNet(nn.Module):
         self._architecture = examine(self._model, self._network, self._asked)
 
     def _choice(self, weight: torch.Tensor | None = None) -> Choice:
-        """What computes for the model as it is now; `weight` is one of its own."""
+        """The backend's choice for the model as it is now; `weight` is one of its own."""
         weight = self._architecture.tensors()[0] if weight is None else weight
         key = (weight.device.type, weight.dtype)
         if key not in self._choices:
@@ -213,7 +213,7 @@ class FastResNet(nn.Module):
             if shortcut:
                 x = normed(count, x)
                 count += 1
-            ops.add_relu_.default(y, x, choice.backend)  # nobody else has y
+            ops.add_relu_.default(y, x, choice.backend)  # no other reference to y
             x = y
         return self._classify(x)
 
@@ -257,7 +257,7 @@ class FastResNet(nn.Module):
             if shortcut:
                 x = fused(count, x, False)
                 count += 1
-            ops.add_relu_.default(y, x, choice.backend)  # nobody else has y
+            ops.add_relu_.default(y, x, choice.backend)  # no other reference to y
             x = y
         return self._classify(x.to(images.dtype))
 
@@ -274,8 +274,8 @@ class FastResNet(nn.Module):
     def refresh(self) -> None:
         """Read the model's weights again, for changes that PyTorch does not count.
 
-        Those are what is written through `.data`, and any change at all for whoever replays a
-        CUDA graph: packed weights are rewritten where they are, and the graph reads them there.
+        These are writes through `.data`, and any change at all if the caller replays a CUDA graph:
+        packed weights are rewritten where they are, and the graph reads them there.
         """
         self._follow()
         tensors = self._architecture.tensors()
@@ -333,7 +333,7 @@ class FastResNet(nn.Module):
 
 
 class FastResNet18(FastResNet):
-    """The same of ResNet-18, and of nothing else: what `optimize_resnet18` returns."""
+    """`FastResNet` of a ResNet-18 only: what `optimize_resnet18` returns."""
 
     _network = ONLY
     _asked = "optimize_resnet18"

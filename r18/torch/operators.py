@@ -59,7 +59,7 @@ DEVICES = ("cpu", "cuda")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 LAYOUTS = {False: Layout.NCHW, True: Layout.NHWC}
-"""By what `channels_last` says."""
+"""The layout for each value of `channels_last`."""
 
 SCHEMAS = {
     "r18::add_relu": "(Tensor a, Tensor b, str backend) -> Tensor",
@@ -119,9 +119,10 @@ def _sum(
     device: torch.device,
     others_device: torch.device,
 ) -> Run | None:
-    """What computes the sum of two such tensors, None for empty ones; raises where nothing may.
+    """A function that computes the sum of two such tensors, None for empty ones; raises where
+    nothing may.
 
-    The checks are in here, so that what was checked once is looked up by all that it hangs on.
+    The checks are in here, so that the cache covers them: its key has all that they depend on.
     """
     check_alike("r18::add_relu", (dtype, device), (others_dtype, others_device))
     if shape != other:
@@ -343,7 +344,8 @@ def _schedule(
 
 
 def _quantizer(cache: int, precision: str, operator: str) -> Quantizer | None:
-    """Raises `UsageError` for int8 without one."""
+    """The quantiser of a cache; None in precisions of floats. Raises `UsageError` for int8 without
+    one."""
     if precision != INT8.name:
         return None
     found = QUANTIZERS.get(cache)
@@ -384,7 +386,7 @@ def _resnet_fake(
 
 
 def check_devices(name: str, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
-    """Raise `UsageError` unless the weights lie where the input does."""
+    """Raise `UsageError` unless the weights are on the input's device."""
     elsewhere = dict.fromkeys(str(w.device) for w in weights if w.device != x.device)
     if elsewhere:
         raise UsageError(f"{name}: input is on {x.device}, weights on {', '.join(elsewhere)}")
@@ -425,7 +427,7 @@ def _register() -> None:
 
 
 _LIBRARY: Any = torch.library.Library("r18", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""What is registered by it stays as long as it does."""
+"""Holds our registrations: they last as long as it does."""
 
 _register()
 ops: Any = torch.ops.r18

@@ -1,7 +1,7 @@
 """The parts of a captured graph that are ours: whole ResNets, and single layers.
 
 torchvision's and timm's models differ in their modules, and compute the same. So what a graph
-computes is compared with a ResNet's schedule, step by step: by its ops alone. A convolution takes
+computes is compared with a ResNet's schedule, step by step: only its ops count. A convolution takes
 the BatchNorm, the sum and the ReLU behind it with it, as far as there is a kernel for that.
 """
 
@@ -52,7 +52,7 @@ class Whole:
 def find_whole(
     order: Sequence[Node], position: dict[Node, int], reads: Mapping[Node, Read]
 ) -> list[Whole]:
-    """Every ResNet in a graph whose inner values nobody else reads.
+    """Every ResNet in a graph whose inner values no other node reads.
 
     reads: the nodes that are ops of ours. Which of a graph's values are images is not known: what
     a ResNet's first convolution reads is taken for them.
@@ -109,7 +109,7 @@ def _whole(
 
 
 def _behind(logits: Node, reads: Mapping[Node, Read]) -> tuple[set[Node], set[Node]]:
-    """What the logits are made of by our ops, and what that reads that is not."""
+    """The nodes of our ops that the logits are made of, and the other nodes that those read."""
     nodes: set[Node] = set()
     sources: set[Node] = set()
     waiting = [logits]
@@ -130,7 +130,7 @@ def _behind(logits: Node, reads: Mapping[Node, Read]) -> tuple[set[Node], set[No
 
 
 def _inputs(read: Read) -> frozenset[Node]:
-    """What an op reads, behind flattening; the order of a sum's terms does not matter."""
+    """The inputs of an op, behind flattening; the order of a sum's terms does not matter."""
     return frozenset(flattened(node) or node for node in read.inputs)
 
 
@@ -194,7 +194,7 @@ class Part:
 
     @property
     def asked(self) -> Asked:
-        """Apart from its tensors; the output is in the layout that PyTorch's would have."""
+        """The layer without its tensors; the output is in the layout that PyTorch's would have."""
         shapes = tuple(map(shape, self.inputs))
         reads, wanted = layout_of(value(self.inputs[0])), layout_of(value(self.nodes[-1]))
         return Asked(Problem(self.op, shapes), self.eps, reads, wanted)
@@ -233,7 +233,7 @@ def find_layers(
 
 
 def _chain(node: Node, reads: Mapping[Node, Read]) -> Iterator[Part]:
-    """A layer that begins at a node, with more and more of what follows it."""
+    """Layers that begin at a node, each with more of the nodes that follow it."""
     first = reads[node]
     op = first.op
     if isinstance(op, (MaxPool2d, GlobalAvgPool, Linear)):
@@ -274,7 +274,7 @@ def _chain(node: Node, reads: Mapping[Node, Read]) -> Iterator[Part]:
 
 
 def _only_reader(part: Part, reads: Mapping[Node, Read]) -> Node | None:
-    """The op that alone reads a part's value, as an activation."""
+    """The only reader of a part's value, if that is an op that reads an activation; else None."""
     last = part.nodes[-1]
     if len(last.users) != 1:
         return None

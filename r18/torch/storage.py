@@ -198,11 +198,11 @@ def forbid_capture(device: torch.device, what: str) -> None:
 class Run:
     """One kernel on one problem on one device, over dense tensors, in PyTorch's current stream.
 
-    What is the same from call to call is worked out here: a call costs the host time, and has to
-    cost less than the operators that it stands for.
+    Everything that is the same for all calls is computed here: a call takes time on the host, and
+    has to take less than the operators that it replaces.
 
     reads, writes: layouts of the inputs, and of the output, which has `shape` and `dtype`.
-    weights: prepared, and kept by whoever gives them.
+    weights: prepared, and kept by the caller.
     ready: it has run, so a capture may.
     """
 

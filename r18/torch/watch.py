@@ -26,7 +26,7 @@ _FORWARD = ("forward", "_forward_impl", "_conv_forward", "_check_input_dim", "__
 """The methods of torchvision's and PyTorch's modules that run in a forward pass."""
 
 _LIKELY = ("forward", "_forward_impl", "_conv_forward")
-"""What wrappers replace on an instance."""
+"""The methods that wrappers replace on an instance."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 

@@ -1,7 +1,7 @@
 """ZIP archives that are not trusted: few members, each read to its end.
 
 A member's checksum is compared only when its end is reached, so every member is read to its end.
-What is wrong raises `ValueError`, or whatever `zipfile` raises on hostile bytes.
+Faults raise `ValueError`, or whatever `zipfile` raises on hostile bytes.
 """
 
 from __future__ import annotations

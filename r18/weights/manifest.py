@@ -107,7 +107,8 @@ Progress = Callable[[Entry], None]
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says; checked in itself when read, against a schedule by `schedule`."""
+    """The contents of `manifest.json`; checked in itself when read, against a schedule by
+    `schedule`."""
 
     model: str
     classes: int

@@ -1,4 +1,4 @@
-"""What a `.pth` file would have PyTorch do, found out before PyTorch reads it.
+"""Check what a `.pth` file would have PyTorch do, before PyTorch reads it.
 
 PyTorch's `weights_only` loader calls nothing that is not on its list, but what is on it may be
 asked for gigabytes: a few bytes of a pickle copy a long text a million times. Here the pickle runs
@@ -25,7 +25,8 @@ MOST_COPIED = 64 << 20
 _MAGIC = 0x1950A86A20F9469CFC6C
 """The first pickle of a file that PyTorch wrote before version 1.6."""
 PICKLES = 5
-"""Of such a file: magic number, protocol, system, object, names of storages. Values follow."""
+"""The pickles of such a file: magic number, protocol, system, object, names of storages. Values
+follow."""
 
 _COPYING = {
     "_codecs.encode",

@@ -1,5 +1,5 @@
-"""What a program of a precision is compiled from: the float weights, or what a calibration makes of
-them, integers or scaled e4m3 numbers."""
+"""The weights that a program of a precision is compiled from: floats, or the integers or scaled
+e4m3 numbers that a calibration makes of them."""
 
 from __future__ import annotations
 

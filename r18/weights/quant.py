@@ -119,7 +119,7 @@ class PackedFile(TensorFile):
 
 @dataclass(frozen=True)
 class QuantBlock:
-    """What the block says; checked in itself when read, against a network by `check`."""
+    """The contents of the block; checked in itself when read, against a network by `check`."""
 
     bits: int
     full_range: bool

@@ -75,7 +75,7 @@ SOURCES = (
 """The kinds of sources, as messages and `--help` name them."""
 
 FORMATS = ("bin", "npz", "safetensors")
-"""What `export_weights` writes; `bin` is a folder with a manifest."""
+"""The formats that `export_weights` writes; `bin` is a folder with a manifest."""
 
 _READERS: dict[str, Callable[[Path, bytes], dict[str, Tensor]]] = {
     ".pth": read_torch,
@@ -226,8 +226,8 @@ def resolved(source: str) -> str:
 def check_source_named(source: str, where: str) -> None:
     """Raise `WeightsError` for a source that a file names, if it is itself a file or a folder.
 
-    Whoever wrote the file would choose what is read here: the user repeats it. where: the file, as
-    the message begins.
+    The file's author would choose what is read here, so the user has to repeat it. where: the file,
+    as the message begins.
     """
     if not is_plain(source):
         raise WeightsError(

@@ -36,11 +36,11 @@ NBYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 ORDER_NBYTES = 16
 """The most bytes of `NAME/byteorder`."""
 COUNT_NBYTES = 8
-"""Of an old file: before each storage, the number of its elements."""
+"""Bytes of the number of elements before each storage of an old file."""
 
 
 def read_plain(path: Path, data: bytes) -> dict[Any, Any] | None:
-    """What the file holds, with tensors as `Tensor`; None for one that PyTorch has to read.
+    """The contents of the file, with tensors as `Tensor`; None for one that PyTorch has to read.
 
     path is for messages. A tensor whose values are damaged raises `WeightsError` when it is read.
     """
@@ -52,7 +52,7 @@ def read_plain(path: Path, data: bytes) -> dict[Any, Any] | None:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is made of dictionaries, tensors, numbers and strings alone."""
+    """Whether it is made only of dictionaries, tensors, numbers and strings."""
     if isinstance(value, dict):
         return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
     return isinstance(value, Tensor | str | int | float)
@@ -125,7 +125,7 @@ def _values(storage: _Storage, offset: int, shape: tuple[int, ...]) -> NDArray[A
 
 
 def _archived(path: Path, data: bytes) -> Any:
-    """Of an archive: `NAME/data.pkl`, `NAME/data/KEY`, and `NAME/byteorder` in newer ones."""
+    """Read an archive: `NAME/data.pkl`, `NAME/data/KEY`, and `NAME/byteorder` in newer ones."""
     archive = open_archive(data)
     members = {member.filename: member for member in archive.infolist()}
     (pickled,) = (name for name in members if name.rpartition("/")[2] == "data.pkl")
@@ -158,7 +158,7 @@ def _archived(path: Path, data: bytes) -> Any:
 
 
 def _old(data: bytes) -> Any:
-    """Of a file without an archive: five pickles, and then each storage with its count."""
+    """Read a file without an archive: five pickles, and then each storage with its count."""
     stream = BytesIO(data)
     named: dict[str, _Storage] = {}
 

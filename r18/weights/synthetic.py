@@ -208,7 +208,7 @@ class _Measurement:
         gamma = _uniform(self.seed, names["weight"], (op.channels,), low, high)
         beta = normal(self.seed, names["bias"], (op.channels,), BETA)
         means, variances = _moments(x)
-        # What follows uses the float32 tensors, as the network will.
+        # The code below uses the float32 tensors, as the network will.
         gamma, beta, mean, var = (
             self._keep(names[role], values).astype(np.float64)[:, None, None, None]
             for role, values in (
@@ -267,11 +267,11 @@ def _windows(
     dilation: tuple[int, int] = (1, 1),
 ) -> Floats:
     """A view (C, N, OH, OW, kh, kw) of the padded input (C, N, H, W)."""
-    (top, left), (down, right), (below, beside) = padding, stride, dilation
+    (top, left), (down, right), (apart_h, apart_w) = padding, stride, dilation
     x = np.pad(x, ((0, 0), (0, 0), (top, top), (left, left)), constant_values=fill)
-    span = (1 + below * (kernel[0] - 1), 1 + beside * (kernel[1] - 1))
+    span = (1 + apart_h * (kernel[0] - 1), 1 + apart_w * (kernel[1] - 1))
     windows = sliding_window_view(x, span, axis=(2, 3))[:, :, ::down, ::right]
-    return windows[..., ::below, ::beside]
+    return windows[..., ::apart_h, ::apart_w]
 
 
 def _convolve(weight: _Quantised, op: Conv2d, x: Floats) -> Floats:

@@ -46,7 +46,8 @@ class Settings:
     test_crop: float = 0.0
 
     def preprocess(self, size: int) -> Preprocess:
-        """For images of that size. Raises `WeightsError` for settings that make none."""
+        """The preprocessing for images of that size. Raises `WeightsError` for settings that make
+        none."""
         tested = size == self.test_size and self.test_crop
         crop = self.test_crop if tested else self.crop
         try:
@@ -115,7 +116,7 @@ def _text(value: object, what: str) -> str:
 
 
 def _side(value: object, what: str) -> int:
-    """Of (channels, height, width), which are square."""
+    """The side of the square (channels, height, width)."""
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise WeightsError(f"{what} must be three integers, got {show(value)}")
     if not all(type(one) is int and one >= 0 for one in value):
@@ -133,7 +134,7 @@ def _part(value: object, what: str) -> float:
 
 
 def _three(value: object, what: str) -> tuple[float, ...]:
-    """Checked as numbers by `Preprocess`."""
+    """Three numbers, which `Preprocess` checks."""
     if not isinstance(value, list | tuple):
         raise WeightsError(f"{what} must be three numbers, got {show(value)}")
     return tuple(value)

@@ -1,5 +1,5 @@
-"""What kernels of integers and of e4m3 numbers share: their operands are bytes.
+"""Base classes and helpers shared by the integer and e4m3 kernels, whose operands are bytes.
 
 Tiles, packed weights, tensor maps and launches follow from the size of an operand. `integers` and
-`float8` add precision, contract, and what a sum is finished with. See kernels/bytes.
+`float8` add precision, contract, and the epilogue's operands. See kernels/bytes.
 """

@@ -48,10 +48,10 @@ class ByteDirect(CudaKernel):
 
     @abstractmethod
     def factors(self, problem: Problem) -> tuple[Argument, ...]:
-        """What sums are finished with: bias, multiplier, the residual's multiplier, and others."""
+        """The epilogue's operands: bias, multiplier, the residual's multiplier, and others."""
 
     def ends(self, problem: Problem) -> tuple[Argument, ...]:
-        """What outputs saturate at, if the kernel does not know."""
+        """The limits at which outputs saturate, unless the kernel has them built in."""
         return ()
 
     def refuses(self, problem: Problem) -> str | None:

@@ -29,11 +29,11 @@ class ByteGap(CudaKernel):
         """The function that computes a problem."""
 
     def multiplier(self) -> tuple[Argument, ...]:
-        """Of a sum, if there is one: it follows the input."""
+        """The argument after the input that multiplies a sum, if the kernel has one."""
         return ()
 
     def ends(self, problem: Problem) -> tuple[Argument, ...]:
-        """What outputs saturate at, if they do."""
+        """The limits at which outputs saturate, if they do."""
         return ()
 
     @property

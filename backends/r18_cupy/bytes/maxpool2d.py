@@ -33,7 +33,7 @@ class ByteMaxPool(CudaKernel):
 
     @abstractmethod
     def pool_of(self, problem: Problem) -> MaxPool2d:
-        """Its windows."""
+        """The max-pooling that the problem's op computes on bytes."""
 
     @property
     def edges(self) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ FLOAT32_NBYTES = AHEAD * STAGE_LINES * LINE_THREADS * QUAD_NBYTES
 
 @dataclass(frozen=True)
 class ByteStemTile(FewChannelsTile):
-    """k: bytes of one `wgmma`, a row of the window. image: what the tile reads."""
+    """A tile of the stem. k: bytes of one `wgmma`, a row of the window. image: its format."""
 
     line_notes: ClassVar[int] = 0
     """Bytes that are noted of each line."""
@@ -175,7 +175,7 @@ class ByteStemWgmma(CudaKernel):
 
     @abstractmethod
     def image_of(self, problem: Problem) -> IntEnum:
-        """What a problem's image is."""
+        """The format of a problem's image."""
 
     def entry(self, tile: FewChannelsTile) -> Entry:
         symbol = f"{self.op.name}_{self.algorithm}"

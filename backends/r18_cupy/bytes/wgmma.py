@@ -1,4 +1,4 @@
-"""What the `wgmma` convolutions of bytes share: tiles, packed weights, refusals. NHWC.
+"""Tiles, packed weights and refusals shared by the `wgmma` convolutions of bytes. NHWC.
 
 M = O channels, N = output pixels, K = kh·kw·C. See kernels/bytes/hopper/tile.cuh.
 """
@@ -43,7 +43,8 @@ class ByteTile(WgmmaTile):
 
     @property
     def threads(self) -> int:
-        """Of a block: its consumers, which alone a `WgmmaTile` counts, and the producer warp."""
+        """Threads of a block: the consumers, which are all that `WgmmaTile` counts, and the
+        producer warp."""
         return super().threads + PRODUCER_THREADS
 
     @property
@@ -103,7 +104,7 @@ class ByteWgmmaConv(CudaKernel):
 
     @abstractmethod
     def factors(self, problem: Problem) -> tuple[Argument, ...]:
-        """What sums are finished with: bias, multiplier, the residual's multiplier, and others."""
+        """The epilogue's operands: bias, multiplier, the residual's multiplier, and others."""
 
     @property
     def edges(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What all convolutions share: shape struct, epilogue operands, rounding contract."""
+"""The shape struct, epilogue operands and rounding contract shared by all convolutions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def bias_and_residual(op: Conv2d) -> tuple[Argument, Argument]:
 
 
 def output_format(precision: Precision) -> str:
-    """What a convolution rounds its outputs to: tf32 where the next one multiplies in it.
+    """The format that a convolution rounds its outputs to: tf32 where the next one multiplies in
+    it.
 
     Tensor cores ignore what tf32 does not hold of an activation. That loss leans to zero and adds
     up from layer to layer; rounded once where it is stored, the activation loses nothing more.

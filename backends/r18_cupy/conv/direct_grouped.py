@@ -1,7 +1,7 @@
 """Convolution with groups and dilation, in either layout. See kernels/conv/direct_grouped.cu.
 
 A group of ResNeXt has 4 to 32 channels: too few for a tile of a tensor core, whose other columns
-would be zeros. Few products are made of what is loaded, so they are made in float32.
+would be zeros. Each load serves few products, so these are computed in float32.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DirectGrouped(ConvKernel):
         return paths()
 
     def entry(self, channels: int, pixels: int) -> Entry:
-        """channels: that are loaded at a time."""
+        """The function that loads `channels` channels at a time."""
         nhwc = int(self.layout is Layout.NHWC)
         macros = (("CHANNELS", channels), ("PIXELS", pixels), ("NHWC", nhwc))
         return Entry("conv/direct_grouped", "conv2d_direct_grouped", (*self.formats, *macros))
@@ -91,13 +91,14 @@ class DirectGrouped(ConvKernel):
 
 @dataclass(frozen=True, eq=False)
 class DirectGroupedOfProducts(DirectGrouped):
-    """Of tf32 and fp16x3, which Turing refuses: its tensor cores know neither."""
+    """`DirectGrouped` in tf32 and fp16x3, which Turing's tensor cores do not support."""
 
     minimum_capability = (8, 0)
 
 
 def direct_grouped_kernels() -> tuple[DirectGrouped, ...]:
-    """In the layout that the precision's other convolutions have: float32 in NCHW, others NHWC."""
+    """Kernels in the layout of the precision's other convolutions: float32 in NCHW, others in
+    NHWC."""
     return (
         DirectGrouped(FP32),
         *(DirectGrouped(one, Layout.NHWC) for one in (FP16, BF16)),

@@ -24,7 +24,7 @@ ITEMSIZE = 4  # float32, as everything is stored in shared memory
 
 @dataclass(frozen=True)
 class Staging:
-    """What a block of `DirectTiled` has in shared memory at a time.
+    """The part of a problem that a block of `DirectTiled` has in shared memory at a time.
 
     channels: input channels; window_rows: rows of the window. All rows, or one channel.
     """

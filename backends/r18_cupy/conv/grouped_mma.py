@@ -47,7 +47,7 @@ class GroupedMma(ConvKernel):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """Every width of a group that it takes, which are rarely drawn."""
+        """A problem for every supported width of a group, since these are rarely drawn."""
         return tuple(_problems())
 
     def entry(self, width: int) -> Entry:

@@ -1,5 +1,6 @@
-"""What kernels of grouped convolutions share: slots of output channels, the grid. See
-kernels/conv/groups.cuh.
+"""The slots of output channels and the grid of grouped convolutions.
+
+See kernels/conv/groups.cuh.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GROUPS = np.dtype(
 
 @dataclass(frozen=True)
 class Slots:
-    """The output channels of a convolution by fours, of which none is of two groups.
+    """The output channels of a convolution in slots of four; no slot spans two groups.
 
     outputs: of a group. of_group: its slots.
     """
@@ -79,8 +80,8 @@ def blocks_of(op: Conv2d, output: tuple[int, ...], layout: Layout) -> int:
 
 
 def paths() -> tuple[Problem, ...]:
-    """A function each: channels read four at a time or singly, with few and with many pixels a
-    thread. (The drawn problems have few pixels and single channels.)
+    """A problem for each function: channels read four at a time or singly, with few and with many
+    pixels a thread. (The drawn problems have few pixels and single channels.)
     """
     few = Conv2d(8, 8, (3, 3), (2, 1), (1, 2), bias=True, relu=True, groups=2, dilation=(1, 2))
     many = Conv2d(8, 128, (1, 3), padding=(0, 1), bias=True, groups=2)

@@ -121,7 +121,7 @@ def packed_depth(op: Conv2d, precision: Precision) -> int:
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# Of an H200, like those of cuda/h200.py.
+# Figures of an H200, like those in cuda/h200.py.
 PRODUCTS_PER_CYCLE = {2: 1280, 4: 640}  # per SM by mma.sync, by bytes of an operand
 STEP_LATENCY = 250  # cycles per step for the barrier and the first fragments
 BLOCK_LATENCY = 2500  # cycles until the first tile has arrived, and for the epilogue
@@ -207,7 +207,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
 def pack_split(rows: Array) -> Array:
     """[O][depth] in float32 to [O][K tile][half][position]; a row keeps its number of bytes.
 
-    Of every sixteen elements, 4·i + q goes to position 2·q + i of eight, or from i = 2 on to 8 +
+    In every sixteen elements, 4·i + q goes to position 2·q + i of eight, or from i = 2 on to 8 +
     2·q + i − 2: the order in which ldmatrix delivers pixels.
     """
     k = ROW_BYTES // 4

@@ -38,7 +38,7 @@ class GemmTile(TileConfig):
     """`m` channels by `n` pixels per block, over `k` products per step.
 
     tm, tn: accumulators per thread, multiples of 4.
-    stages: pairs of tiles in shared memory, one of which is being multiplied.
+    stages: pairs of tiles in shared memory; one pair is being multiplied.
 
     Legal tiles: kernels/conv/sgemm.cuh asserts that warps fill the tile, at most 256 threads, at
     least 2 stages, and 48 KB of shared memory.

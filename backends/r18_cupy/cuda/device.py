@@ -60,7 +60,7 @@ class CupyBuffer:
 
 
 class AdoptedBuffer(CupyBuffer):
-    """Bytes owned by somebody else. Adopting happens on every call, so CuPy's object for them is
+    """Bytes with another owner. Adopting happens on every call, so CuPy's object for them is
     created only on demand.
     """
 
@@ -146,7 +146,8 @@ def _external(handle: int) -> cupy.cuda.Stream:
 
 @lru_cache(maxsize=256)
 def _adopted(handle: int) -> CupyStream:
-    """Only wraps a handle, independent of any device, so it may outlive the stream."""
+    """A stream that only wraps a handle, independent of any device, so it may outlive the
+    stream."""
     return CupyStream(_external(handle))
 
 
@@ -209,7 +210,7 @@ class CupyStream(Stream):
 
     @contextmanager
     def branch(self) -> Iterator[CupyStream]:
-        """One at a time."""
+        """A branch of this stream, one at a time."""
         other = self._branch_stream()
         other.cuda.wait_event(self.cuda.record(_untimed()))
         delay(other.cuda)

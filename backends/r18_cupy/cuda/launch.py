@@ -266,7 +266,7 @@ class _Bound:
 class Launcher:
     """Loads functions into the current device and launches them. Thread-safe.
 
-    perturbation: what is delayed; None for the kernels as they are. See `perturb`.
+    perturbation: the delays; None for the kernels as they are. See `perturb`.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from r18_cupy.float8.stem_wgmma import ScaledStemWgmma
 from r18_cupy.float8.wgmma_halo import ScaledImplicitGemmWgmmaHalo, ScaledImplicitGemmWgmmaResident
 
 NHWC_FIRST = (Layout.NHWC, Layout.NCHW)
-"""As tensor cores read activations."""
+"""Both layouts, first the one in which tensor cores read activations."""
 
 
 def float8_kernels() -> tuple[Float8Kernel, ...]:

@@ -54,7 +54,7 @@ class ScaledFewChannelsMma(Float8Kernel):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """The stem in small, and windows as wide as they may be."""
+        """A small stem, and windows of the largest width."""
         stem = Conv2d(3, 80, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
         wide = Conv2d(WORD, VECTOR, (TAPS, TAPS), (1, 3), (4, 4), bias=True)
         return (

@@ -57,8 +57,8 @@ class ScaledGapLinear(Float8Kernel):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """More channels than are loaded in advance, images with fewer pixels than groups, more
-        pixels than a thread has in flight, sums of pixels that are not exact."""
+        """Problems with more channels than are loaded in advance, images with fewer pixels than
+        groups, more pixels than a thread has in flight, or sums of pixels that are not exact."""
         return tuple(
             Problem(scaled(channels, outputs), ((batch, channels, height, width),))
             for batch, channels, outputs, height, width in (

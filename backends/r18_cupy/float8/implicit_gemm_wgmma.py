@@ -22,7 +22,7 @@ WARP_FED = 128
 
 
 class PromotedTile(ByteTile):
-    """An `ByteTile` whose threads have two registers for each of their outputs, as promoted sums
+    """A `ByteTile` whose threads have two registers for each of their outputs, as promoted sums
     take: for more than `WARP_FED` pixels a warpgroup of producers gives registers away.
     """
 
@@ -74,7 +74,8 @@ class ScaledImplicitGemmWgmma(ScaledWgmmaConv, ByteImplicitGemmWgmma):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """A residual and none, a K tile that is not full, and several tiles for each block."""
+        """Problems with a residual and without, with a K tile that is not full, and with several
+        tiles for each block."""
         run = max((blocks_at_once(t) * t.n for t in self.tiles if t.parts == 1), default=1)
         image = (ceil_div(2 * run + 1, 7 * 9), CHUNK, 7, 9)
         plain = Conv2d(CHUNK, CHUNK, (1, 3), padding=(0, 1), bias=True)

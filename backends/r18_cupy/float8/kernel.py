@@ -1,4 +1,4 @@
-"""What kernels of scaled ops share: precision, contracts, operands of the epilogue."""
+"""The precision, contracts and epilogue operands shared by the kernels of scaled ops."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class Float8Kernel(CudaKernel):
 
 
 def exact() -> RoundingContract:
-    """Of kernels that move or compare numbers."""
+    """The contract of kernels that move or compare numbers."""
     return RoundingContract("exact", FP8.accumulate, FP8.storage)
 
 
 def plain_sum(output: str = FP8.storage) -> RoundingContract:
-    """Of sums in float32."""
+    """The contract of kernels that sum in float32."""
     return RoundingContract("scaled_sum", FP8.accumulate, output)
 
 
 def narrow_sum(promoted: int) -> RoundingContract:
-    """Of tensor cores. promoted: products until a sum is added to one in float32; 0: never."""
+    """The contract of sums on tensor cores. promoted: products until a sum is added to one in
+    float32; 0: never."""
     return RoundingContract(
         "scaled_sum",
         FP8.accumulate,

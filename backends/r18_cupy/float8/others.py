@@ -1,4 +1,4 @@
-"""Every scaled op but convolutions, and what moves e4m3 numbers."""
+"""Every scaled op but convolutions, and kernels that move e4m3 numbers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class ScaledTiledLinear(ScaledLinearKernel, ByteTiledLinear):
 
 @dataclass(frozen=True, eq=False)
 class ScaledTranspose(Float8Kernel, ByteTranspose):
-    """Of e4m3 numbers."""
+    """The transpose of e4m3 tensors."""
 
     op = Relayout
 

@@ -32,7 +32,7 @@ LINE_NANS = 64  # bytes per line that say which pixels are NaN
 
 
 class Image(IntEnum):
-    """What a tile's image is, as stem_image.cuh has it; float32 has a scale."""
+    """The format of a tile's image, numbered as in stem_image.cuh; float32 has a scale."""
 
     E4M3 = 1
     FLOAT32 = 2

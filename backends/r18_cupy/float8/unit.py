@@ -1,4 +1,4 @@
-"""What Hopper's unit makes of sums of e4m3 products, as its registers hold them.
+"""Sums of e4m3 products as Hopper's tensor cores hold them in registers, for tests.
 
 The contract of `wgmma` kernels says how many bits of fraction it keeps. The tests measure it, on
 the device that they run on: see kernels/microbenchmarks/e4m3_sums.cu.

@@ -1,4 +1,4 @@
-"""What the e4m3 `wgmma` convolutions have of their own: the contract, and small problems."""
+"""The rounding contract and the small test problems of the e4m3 `wgmma` convolutions."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ScaledImplicitGemmWgmmaHalo(ScaledHaloConv, ByteRingConv):
         return HALO_TILES
 
     def pays(self, problem: Problem) -> bool:
-        """Whether it is the faster of the two, so few are the tiles of the other one.
+        """Whether it should beat `ScaledImplicitGemmWgmmaResident`, whose tiles are few here.
 
         Not measured in fp8. In int8 it was faster at batch 8, with 112 tiles of layer1, and slower
         at 64. Pure.
@@ -78,6 +78,6 @@ class ScaledImplicitGemmWgmmaResident(ScaledHaloConv, ByteResidentConv):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """And many tiles for each block, of two sets of channels."""
+        """Also many tiles for each block, of two sets of channels."""
         several = small_problem(GROUP_M + CHUNK, (self.most_images, 2, 2))
         return (*super().extra_problems, several)

@@ -116,7 +116,7 @@ class HaloBlocking:
 
     @property
     def slab_pitch(self) -> int:
-        """Bytes of a slab as threads write it: places that are no outputs have rows behind the
+        """Bytes of a slab as threads write it: places that are not outputs have rows behind the
         outputs.
         """
         return aligned(self.places * ROW_BYTES)

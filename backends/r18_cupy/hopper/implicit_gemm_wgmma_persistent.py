@@ -52,7 +52,7 @@ class ImplicitGemmWgmmaPersistent(ImplicitGemmWgmmaHalo):
 
 
 def implicit_gemm_wgmma_persistent_kernels() -> tuple[ImplicitGemmWgmmaPersistent, ...]:
-    """16-bit storage only. With float32 two output slabs would delay the next image rows, and one
-    block per tile is faster.
+    """Kernels with 16-bit storage only. With float32 two output slabs would delay the next image
+    rows, and one block per tile is faster.
     """
     return tuple(ImplicitGemmWgmmaPersistent(precision) for precision in (FP16, BF16))

@@ -91,7 +91,8 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """For each block more tiles than slots, of several chunks and of two sets of channels."""
+        """Problems with more tiles than slots for each block, of several chunks and of two sets of
+        channels."""
         images, channels = MULTIPROCESSORS * 3, 2 * self.tiles[0].k + chunk_of(self.precision)
         op = Conv2d(channels, 72, (3, 3), padding=(1, 1), bias=True, residual=True, relu=True)
         return (
@@ -133,7 +134,7 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
 
     def pays(self, problem: Problem) -> bool:
         """Whether it should take less time than implicit_gemm_wgmma.py, by the estimates of both;
-        False for windows of one pixel and for few tiles, of which none was measured. Pure.
+        False for windows of one pixel and for few tiles, which were not measured. Pure.
         """
         tile = self.tile_for(problem) if self.refusal(problem) is None else None
         if tile is None or math.prod(cast(Conv2d, problem.op).kernel_size) == 1:
@@ -168,5 +169,6 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
 
 
 def implicit_gemm_wgmma_pingpong_kernels() -> tuple[ImplicitGemmWgmmaPingpong, ...]:
-    """Without fp16x3, whose accumulators, several per output, leave room for few pixels."""
+    """Kernels of all precisions but fp16x3, whose several accumulators per output leave room for
+    few pixels."""
     return tuple(ImplicitGemmWgmmaPingpong(precision) for precision in (FP16, BF16, TF32))

@@ -1,4 +1,4 @@
-"""What the `wgmma` convolutions share: tiles, packed weights, contract. NHWC.
+"""Tiles, packed weights and rounding contract shared by the `wgmma` convolutions. NHWC.
 
 M = O channels, N = output pixels, K = kh·kw·C, 128 bytes per step.
 """
@@ -57,7 +57,7 @@ class WgmmaTile(TileConfig):
 
     @property
     def threads(self) -> int:
-        """Of the consumers."""
+        """Threads of the consumer warpgroups."""
         return 128 * self.groups_m * self.groups_n
 
     @property
@@ -161,7 +161,7 @@ class WgmmaConv(ConvKernel):
         return PRODUCER_GROUP_THREADS if self.precision.splits and not alone else PRODUCER_THREADS
 
     def threads(self, tile: WgmmaTile) -> int:
-        """Of a block."""
+        """Threads of a block, consumers and producers."""
         return tile.threads + self.producers(tile)
 
     def entries(self) -> tuple[Entry, ...]:

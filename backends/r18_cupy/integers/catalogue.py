@@ -16,7 +16,7 @@ from r18_cupy.integers.relayout import QuantizedTranspose
 from r18_cupy.integers.wgmma_halo import halo_kernels
 
 NHWC_FIRST = (Layout.NHWC, Layout.NCHW)
-"""As tensor cores read activations."""
+"""Both layouts, first the one in which tensor cores read activations."""
 
 
 def integer_kernels() -> tuple[IntegerKernel, ...]:

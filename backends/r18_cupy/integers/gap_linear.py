@@ -50,7 +50,8 @@ class QuantizedGapLinear(IntegerKernel):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """More chunks than lanes, each way to store bytes; images with fewer pixels than groups."""
+        """Problems with more chunks than lanes, each way to store bytes, and images with fewer
+        pixels than groups."""
         return tuple(
             Problem(quantized(channels, outputs, stored), ((batch, channels, height, width),))
             for stored in BYTES

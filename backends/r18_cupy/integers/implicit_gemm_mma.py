@@ -88,7 +88,7 @@ def packed_depth(op: Conv2d) -> int:
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# Of an H200, like those of cuda/h200.py.
+# Figures of an H200, like those in cuda/h200.py.
 PRODUCTS_PER_CYCLE = 2048  # per SM by mma.sync
 STEP_LATENCY = 250  # cycles per step for the barrier and the first fragments
 BLOCK_LATENCY = 2500  # cycles until the first tile has arrived, and for the epilogue
@@ -142,7 +142,7 @@ def pack_weight(weight: Array, op: Conv2d, bits: int) -> Array:
 def pack_narrow(rows: Array, bits: int) -> Array:
     """[O][depth] in int8 to [O][depth · bits / 8]: bits of a weight, two's complement, per byte.
 
-    Of a word of four bytes, bits i·bits to (i + 1)·bits − 1 of its bytes are the weights 4·i to
+    In a word of four bytes, bits i·bits to (i + 1)·bits − 1 of its bytes are the weights 4·i to
     4·i + 3: kernels/integers/narrow_weights.cuh unpacks four at a time.
     """
     per_byte = 8 // bits

@@ -61,7 +61,7 @@ class QuantizedImplicitGemmWgmma(QuantizedWgmmaConv, ByteImplicitGemmWgmma):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """And several tiles for each persistent block, with a residual and without."""
+        """Also several tiles for each persistent block, with a residual and without."""
         run = max((blocks_at_once(t) * t.n for t in self.tiles if t.parts == 1), default=0)
         image = (ceil_div(2 * run + 1, 7 * 9), CHUNK, 7, 9)
         plain = Conv2d(CHUNK, CHUNK, (1, 3), padding=(0, 1), bias=True)

@@ -1,4 +1,4 @@
-"""What kernels of quantised ops share: contract, bytes as C++ types, operands of the epilogue."""
+"""The contract, C++ byte types and epilogue operands shared by the kernels of quantised ops."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class IntegerKernel(CudaKernel):
 
 
 def ends(storage: str) -> tuple[np.int32, np.int32]:
-    """What values of a storage format saturate at."""
+    """The lowest and highest value of a storage format, at which outputs saturate."""
     limits = np.iinfo(storage)
     return np.int32(limits.min), np.int32(limits.max)
 
 
 def factors(op: QuantizedConv2d) -> tuple[Argument, ...]:
-    """What a kernel finishes sums with, in the order of its parameters.
+    """The epilogue's operands, in the order of the kernel's parameters.
 
     Bias (O,) in int32, multiplier (O,) in float32, the address of the residual's multiplier, null
     without a residual, and whether the residual is int8. Weights are in the op's order.

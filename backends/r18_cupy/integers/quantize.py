@@ -50,7 +50,7 @@ class QuantizePixelsKernel(IntegerKernel):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """RGB in planes of whole vectors, and more channels than there is shared memory for."""
+        """RGB in planes of whole vectors, and more channels than shared memory has room for."""
         shapes = ((2, RGB, 3, RUN), (2, MOST_CHANNELS + 1, 3, 2))
         return tuple(
             Problem(QuantizePixels(Normalize((0.5,) * shape[1], (0.25,) * shape[1])), (shape,))

@@ -17,7 +17,7 @@ BITS = {"uint8": BYTE, "int8": BYTE, "float32": "unsigned"}
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTranspose(IntegerKernel, ByteTranspose):
-    """Of integers, and of images in float32."""
+    """The transpose of integer tensors, and of float32 images."""
 
     op = QuantizedRelayout
 

@@ -34,7 +34,8 @@ from r18_cupy.stem.strips import ROWS
 
 
 class Image(IntEnum):
-    """What a tile's image is, as stem_image.cuh has it; pixels have a table, numbers a scale."""
+    """The format of a tile's image, numbered as in stem_image.cuh; pixels have a table, float32 a
+    scale."""
 
     INT8 = 1
     PIXELS = 2

@@ -1,4 +1,4 @@
-"""What the integer `wgmma` convolutions have of their own: storage formats, and small problems."""
+"""The storage formats and the small test problems of the integer `wgmma` convolutions."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class QuantizedImplicitGemmWgmmaResident(QuantizedWgmmaConv, ByteResidentConv):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """And many tiles for each block, of two sets of channels."""
+        """Also many tiles for each block, of two sets of channels."""
         channels, images = GROUP_M + CHUNK, (self.most_images, 2, 2)
         several = (small_problem(stored, channels, images) for stored in STORAGES)
         return (*super().extra_problems, *several)

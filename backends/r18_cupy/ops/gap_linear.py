@@ -54,7 +54,7 @@ class GapLinear(CudaKernel):
 
     @property
     def minimum_capability(self) -> tuple[int, int]:  # type: ignore[override]
-        """Clusters need 9.0."""
+        """The compute capability that a kernel needs: 9.0 for clusters, else 7.5."""
         return (9, 0) if self.cluster > 1 else (7, 5)
 
     @property
@@ -74,7 +74,8 @@ class GapLinear(CudaKernel):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """More vectors than are loaded in advance, fewer than CTAs of a cluster, few pixels."""
+        """Problems with more vectors than are loaded in advance, with fewer than CTAs of a cluster,
+        and with few pixels."""
         width = vector_width(self.precision)
         return tuple(
             Problem(AvgPoolLinear(Linear(channels, outputs)), ((batch, channels, height, width),))
@@ -112,7 +113,7 @@ class GapLinear(CudaKernel):
         return None
 
     def grid(self, problem: Problem, tile: GapLinearTile) -> tuple[int, int, int]:
-        """Whole clusters of blocks of features, for each image."""
+        """The grid of a launch: whole clusters of blocks of features, for each image."""
         batch, features = problem.output
         return ceil_div(ceil_div(features, tile.n), tile.cluster) * tile.cluster, batch, 1
 
@@ -138,7 +139,7 @@ class GapLinear(CudaKernel):
 
 
 def gap_linear_kernels() -> Iterator[GapLinear]:
-    """In the layout in which the convolutions of each precision store."""
+    """Kernels in the layout in which the convolutions of each precision store."""
     yield GapLinear(FP32, Layout.NCHW)
     for precision in (FP16, BF16, TF32, FP16X3):
         yield GapLinear(precision)

@@ -1,4 +1,4 @@
-"""Convolutions of images with few channels, with or without max-pooling: what they share.
+"""The base of convolutions of images with few channels, with or without max-pooling.
 
 A block computes some columns of the output from a patch of the image in shared memory: two rows of
 the convolution per turn, turn after turn down a strip. 3×3 pooling with stride 2 needs one more row

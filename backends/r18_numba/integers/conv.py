@@ -43,7 +43,8 @@ class DirectQuantizedConv(IntegerKernel):
 
 
 class QuantizedImplicitGemm(IntegerKernel, ImplicitGemm):
-    """As of floats, in int32: the table of taps, and weights (padded taps, padded outputs)."""
+    """Implicit GEMM in int32: the table of taps as for floats, and weights (padded taps, padded
+    outputs)."""
 
     op = QuantizedConv2d  # type: ignore[assignment]  # `ImplicitGemm` sees the op's `conv`
 
@@ -83,7 +84,8 @@ class QuantizedImplicitGemm(IntegerKernel, ImplicitGemm):
 
 
 def with_residual_multiplier(weights: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The same number of weights with and without a residual."""
+    """The weights with a residual's multiplier, so that there are as many with and without a
+    residual."""
     return weights if len(weights) == 4 else (*weights, np.ones(1, np.float32))
 
 

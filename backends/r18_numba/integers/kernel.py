@@ -1,4 +1,4 @@
-"""What kernels of quantised ops share."""
+"""The base class of kernels of quantised ops, and their saturation limits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class IntegerKernel(NumbaKernel):
 
 
 def ends(problem: Problem) -> tuple[int, int]:
-    """What the output saturates at."""
+    """The lowest and highest value of the output's storage format, at which outputs saturate."""
     limits = np.iinfo(problem.op.output_storage)
     return int(limits.min), int(limits.max)

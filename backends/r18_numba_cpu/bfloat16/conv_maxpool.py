@@ -16,7 +16,7 @@ from r18_numba_cpu.kernels.arguments import CACHE_LINE, Blocks, ConvShape, Epilo
 from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, channels_last, panels, problem_of, round_up
 
 NBYTES = 2
-"""Of a bfloat16."""
+"""Bytes of a bfloat16."""
 
 MADE_NBYTES = 256 << 10
 """The convolution's rows of a block, of about this size, stay in a core's L2 cache."""
@@ -32,7 +32,7 @@ class Cut(NamedTuple):
 
 
 def cut(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
-    """read: (N, H, W, C)."""
+    """The blocks of a problem. read: (N, H, W, C)."""
     n, height, width, channels = read
     middle = op.conv.infer((n, channels, height, width))
     made, written = map(Layout.NHWC.physical, (middle, op.pool.infer(middle)))
@@ -85,7 +85,7 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
 
 
 def pack(op: ConvMaxPool, weights: Arrays, group: int) -> Arrays:
-    """As the convolution's."""
+    """The packed weights of the convolution."""
     return products.pack(op.conv, weights, group)
 
 

@@ -37,12 +37,13 @@ from r18_numba_cpu.integers.packing import AMX, PORTABLE
 from r18_numba_cpu.packing import FLOAT_NBYTES, PANEL, TILE_ROWS, VECTOR, Arrays
 
 BY_AMX, BY_PAIRS = "_amx/bf16", "_avx512_bf16/bf16"
-"""What algorithm and precision of kernels with AMX and with `vdpbf16ps` end in."""
+"""The ends of `algorithm/precision` for kernels with AMX and with `vdpbf16ps`."""
 
 
 @cache
 def bfloat16_kernels() -> tuple[HostKernel, ...]:
-    """By AMX first, then by `vdpbf16ps`, then portable ones; one kernel for each other op."""
+    """All kernels: by AMX first, then by `vdpbf16ps`, then portable ones; one kernel for each other
+    op."""
 
     def kernel(
         op: type[Op], algorithm: str, contract: str, run: HostFunction, **options: Any

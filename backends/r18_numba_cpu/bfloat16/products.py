@@ -10,7 +10,7 @@ float32. Each way adds an output's K products in a tree of its own:
   each, which begin at 0, then the two sums, and then that to the sum so far (the same, TDPBF16PS).
 - float32's micro-kernel adds product after product.
 
-All round to the nearest, ties to even, and do not consult MXCSR. What is added to 0 is exact. So a
+All round to the nearest, ties to even, and do not consult MXCSR. Adding to 0 is exact. So a
 product passes at most K − 1 roundings in a chain, and in tiles of p pairs and s steps, K = 2ps, at
 most (p − 1) + 1 + (s − 1). The bound of `sum`, γ_n·S, holds for every tree, with n = K and one for
 each addend of the epilogue.
@@ -48,7 +48,7 @@ from r18_numba_cpu.packing import (
 )
 
 FLUSHED = replace(BF16, flush_to_zero=True)
-"""What AMX and `vdpbf16ps` compute in."""
+"""The precision of AMX and `vdpbf16ps`, which flush subnormals to zero."""
 
 PAIRS = 2
 """The elements that `vdpbf16ps` multiplies at a time, next to `AMX` and `PORTABLE`: its `group`."""
@@ -141,7 +141,7 @@ def pack(op: Sum, weights: Arrays, group: int) -> Arrays:
 
 @lru_cache(maxsize=1024)
 def numbers(op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool) -> Array:
-    """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
+    """The kernel's arguments that are not arrays, as int64. Cached: every run needs them."""
     conv = as_conv(op)
     shape = band_shape(op, read, written, group)
     cut = blocks(shape, most_threads(), group)
@@ -176,5 +176,5 @@ def multiply(
 
 
 def scratch_dtype(group: int) -> np.dtype[np.generic]:
-    """Of a band of the image."""
+    """The dtype of the scratch for a band of the image."""
     return np.dtype(np.float32 if group == PORTABLE else np.uint16)

@@ -59,8 +59,8 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
 def conv_shape(op: Sum, read: Shape, written: Shape) -> ConvShape:
     """The extents of a convolution, (N, H, W, C) in memory, or of a linear op, (N, K).
 
-    Of several groups, or dilated, those of the `plain` one.
-    The latter is the 1×1 convolution of one image with a pixel for each sample.
+    A convolution with several groups or dilation has the extents of its `plain` one. A linear op is
+    the 1×1 convolution of one image with a pixel for each sample.
     """
     if isinstance(op, QuantizedConv2d):
         return problem_of(plain(op.conv), read, written)[1]
@@ -70,7 +70,7 @@ def conv_shape(op: Sum, read: Shape, written: Shape) -> ConvShape:
 
 @lru_cache(maxsize=1024)
 def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
-    """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
+    """The kernel's arguments that are not arrays, as int64. Cached: every run needs them."""
     shape = conv_shape(op, read, written)
     cut, how = blocks(shape, most_threads(), group), requantization(op, group)
     extra: tuple[int, ...] = ()

@@ -30,7 +30,7 @@ from r18_numba_cpu.others import POOL, moved, pool
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, round_up
 
 BY_AMX, BY_VNNI, BY_WORDS = "_amx/int8", "_vnni/int8", "_avx2/int8"
-"""What algorithm and precision of kernels end in that need AMX, VNNI, or products of int16."""
+"""The ends of `algorithm/precision` for kernels that need AMX, VNNI, or products of int16."""
 
 WINOGRAD = f"winograd_f2x2{BY_WORDS.removesuffix(f'/{INT8}')}"
 
@@ -40,7 +40,8 @@ SPAN = 1024
 
 @cache
 def integer_kernels() -> tuple[HostKernel, ...]:
-    """By AMX first, then by VNNI, by AVX2, then portable ones; one kernel for each other op."""
+    """All kernels: by AMX first, then by VNNI, by AVX2, then portable ones; one for each other
+    op."""
     contract = RoundingContract("integer", INT8.accumulate, INT8.storage)
 
     def kernel(op: type[Op], algorithm: str, run: HostFunction, **options: Any) -> HostKernel:

@@ -15,20 +15,20 @@ from r18_numba_cpu.integers.tiles import padded
 from r18_numba_cpu.packing import Arrays, panels, round_up
 
 FLIP = 128
-"""What is added to signed bytes, so that products are of unsigned and signed ones."""
+"""Added to an image's signed bytes, so that unsigned bytes are multiplied by signed ones."""
 
 
 AMX, VNNI, WORDS, PORTABLE = 64, 4, 2, 1
-"""The elements of K that a micro-kernel multiplies at a time: its `group`. AMX takes at most so
-many, packed as for VNNI."""
+"""The elements of K that a micro-kernel multiplies at a time: its `group`. For AMX an upper limit;
+its operands are packed as for VNNI."""
 
 PACKED = {AMX: np.int8, VNNI: np.int8, WORDS: np.int16, PORTABLE: np.float32}
 BANDS = {AMX: np.uint8, VNNI: np.uint8, WORDS: np.uint16, PORTABLE: np.float32}
-"""What weights and images are in, as a micro-kernel multiplies them."""
+"""The dtypes of packed weights and of bands of the image, by `group`."""
 
 
 def flip_of(stored: str, group: int = VNNI) -> np.uint8:
-    """AMX multiplies bytes of either sign as they are."""
+    """The value that flips an image's bytes. AMX multiplies bytes of either sign as they are."""
     return np.uint8(FLIP if stored == "int8" and group != AMX else 0)
 
 
@@ -57,7 +57,7 @@ def plain_weight(conv: Conv2d, weight: Array) -> Array:
 
 
 def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> Arrays:
-    """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and what the epilogue reads.
+    """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the epilogue's operands.
 
     Weights are `PACKED`, with zeros beyond a kernel row. AMX's are groups of four in whole steps of
     K, as int32.

@@ -83,7 +83,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def pack_filters(op: QuantizedConv2d, weights: Arrays) -> Arrays:
-    """2G g 2Gᵀ as int16 (panels, 16, ⌈C/2⌉, columns, 2), and what the epilogue reads."""
+    """2G g 2Gᵀ as int16 (panels, 16, ⌈C/2⌉, columns, 2), and the epilogue's operands."""
     weight = weights[0].astype(np.int32)
     outputs, channels = weight.shape[:2]
     columns = module("micro_kernel").COLUMNS
@@ -98,7 +98,7 @@ def pack_filters(op: QuantizedConv2d, weights: Arrays) -> Arrays:
 
 @lru_cache(maxsize=1024)
 def numbers(op: QuantizedConv2d, read: Shape, written: Shape) -> Array:
-    """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
+    """The kernel's arguments that are not arrays, as int64. Cached: every run needs them."""
     shape = conv_shape(op, read, written)
     return np.array((*shape, *map(int, requantization(op, WORDS)), *tiling(shape)), np.int64)
 
@@ -126,6 +126,6 @@ def pays(problem: Problem) -> bool:
 
 
 def extra_problems() -> tuple[Problem, ...]:
-    """As many channels as it takes."""
+    """A problem with the most channels that it takes."""
     deepest = Conv2d(DEPTH, 3, (3, 3), (1, 1), (1, 1), bias=True)
     return (Problem(QuantizedConv2d(deepest, ("uint8",)), ((1, DEPTH, 3, 5),)),)

@@ -3,7 +3,7 @@
 A tile is a register of 16 rows of 64 bytes. Each of its sums in C, 16 × 16, gets the products of
 a row of A, 64 bytes of K, and a column of B, whose rows are groups of four bytes as for VNNI, or
 of two bfloat16 as in `bfloat16.pairs`. Sums of bytes are int32, exact modulo 2³², and nothing
-saturates. Those of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has their roundings.
+saturates. Sums of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has their roundings.
 
 1. Two tiles of outputs by two of channels are four sums, numbered 0 to 3. A's tiles are 4 and 5,
    B's 6 and 7: each tile that is loaded is multiplied twice.
@@ -64,7 +64,7 @@ PART_STEPS = 8
 """Steps over K, at least, between two parts of an epilogue."""
 
 PRODUCTS = {types.uint8: ("tdpbusd", "tdpbssd"), types.uint16: ("tdpbf16ps",)}
-"""By the elements of A: of uint8, and of the int8 in it; of bfloat16."""
+"""Instructions by the elements of A: uint8, and int8 stored in it; bfloat16."""
 
 
 class Instructions:
@@ -257,8 +257,8 @@ def _bytes(builder: Any, pointer: Any) -> Any:
 def banded(store_tile: Any) -> Any:
     """`multiply_band` with an epilogue.
 
-    NOTE: the epilogue is no argument. Code that passes a function on holds its address, and code
-    with an address is not kept on the disk: each process would compile the kernel again.
+    NOTE: the epilogue is not an argument. Code that passes a function on holds its address, and
+    code with an address is not kept on the disk: each process would compile the kernel again.
     """
 
     @function

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 CACHE_LINE = 64
-"""Bytes."""
+"""Bytes of a cache line."""
 
 
 class ConvShape(NamedTuple):
@@ -31,14 +31,14 @@ class ConvShape(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What a convolution does after adding the bias."""
+    """The epilogue's steps after adding the bias."""
 
     residual: bool
     relu: bool
 
 
 class Groups(NamedTuple):
-    """What `im2col` takes beyond a `ConvShape`.
+    """The parameters of `im2col` that a `ConvShape` lacks.
 
     channels, outputs: of a group, in and out.
     dilation_h, dilation_w: pixels from a tap to the next.
@@ -149,7 +149,7 @@ class Tile(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The arrays of an epilogue, flat, and what it does."""
+    """The arrays of an epilogue, flat, and its steps."""
 
     bias: Any
     multiplier: Any
@@ -160,7 +160,7 @@ class Terms(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """The arrays of an epilogue of bfloat16, flat, and what it does: an `Epilogue`."""
+    """The arrays of an epilogue of bfloat16, flat, and its steps: an `Epilogue`."""
 
     bias: Any
     residual: Any
@@ -193,13 +193,14 @@ class Cover(NamedTuple):
 
 
 SUMS, COVER = 23, 24
-"""Where `packed_numbers` has them."""
+"""The indices of `sums` and of the `Cover` in `packed_numbers`."""
 
 
 def packed_numbers(
     shape: ConvShape, blocking: Blocks, how: Requantization, sums: int, *cover: int
 ) -> tuple[int, ...]:
-    """All of them, as `integers.implicit_gemm` unpacks them, and the int32 of a worker's sums.
+    """All arguments in one tuple, as `integers.implicit_gemm` unpacks them, and the int32 of a
+    worker's sums.
 
     cover: a `Cover` and the words of a tile configuration.
     Numba takes 15 µs to pass three named tuples, and next to none for an array.
@@ -208,14 +209,14 @@ def packed_numbers(
 
 
 PAIRED_SUMS, PAIRED_COVER = 22, 23
-"""Where `paired_numbers` has them."""
+"""The indices of `sums` and of the `Cover` in `paired_numbers`."""
 
 
 def paired_numbers(
     shape: ConvShape, blocking: Blocks, how: Epilogue, from_nchw: bool, stored: int, sums: int,
     *cover: int,
 ) -> tuple[int, ...]:  # fmt: skip
-    """All of them, as `bfloat16.implicit_gemm` unpacks them; see `packed_numbers`.
+    """All arguments in one tuple, as `bfloat16.implicit_gemm` unpacks them; see `packed_numbers`.
 
     shape: with the channels that a band has. stored: those that the image has.
     """

@@ -11,7 +11,7 @@ def take_block(counters, worker, blocks):
     """The next block for a worker, or `blocks` if none is left. counters: zeros, one for each.
 
     Blocks are shared out in equal parts, so that a worker reads what the same part of the kernel
-    before has left in its core's cache. Whoever has done its part takes from the others'.
+    before has left in its core's cache. A worker that has finished its part takes from the others'.
     """
     workers = counters.size
     for turn in range(workers):

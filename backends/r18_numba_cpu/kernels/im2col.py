@@ -1,12 +1,12 @@
 """Convolution by im2col, group by group: windows are copied, so that taps may be apart.
 
 1. A worker takes a row of outputs and a group. It copies the windows of a register tile's pixels,
-   of the group's channels alone, to its scratch, as float32; taps outside of the image are zeros.
+   of the group's channels only, to its scratch, as float32; taps outside of the image are zeros.
 2. The micro-kernel multiplies them by the group's panels of filters: pixels × K times K × channels.
 3. The epilogue adds bias and residual, applies ReLU and stores the register tile.
 
-Every window is copied, where `implicit_gemm` reads the image itself: this is for what that does not
-take.
+Every window is copied, where `implicit_gemm` reads the image itself: this is for the convolutions
+that `implicit_gemm` does not take.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ of A take a register each: 16 with AVX2, 32 with AVX-512 and on Arm."""
 
 
 AHEAD_NBYTES = 4096
-"""How far beyond its loads B is fetched. What a CPU fetches by itself ends with a page, so it waits
-at the beginning of each. Products of integers and `bfloat16.pairs` do not fetch ahead: their B has
-a quarter or half of these bytes, and VNNI's became slower.
+"""The distance from B's loads to its prefetches. A CPU's own prefetching ends with a page, so it
+waits at the beginning of each. Products of integers and `bfloat16.pairs` do not fetch ahead: their
+B has a quarter or half of these bytes, and VNNI's became slower.
 """
 
 TO_L2 = 2

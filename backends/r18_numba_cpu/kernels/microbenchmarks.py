@@ -27,7 +27,7 @@ from r18_numba_cpu.kernels.vector import INDEX, LANES, VECTOR, address, intrinsi
 SUMS = 12
 """Registers of sums. With the two factors they fit into the 16 registers of AVX2."""
 NBYTES = 4 * LANES
-"""Of a register."""
+"""Bytes of a register."""
 TILE_NBYTES = 1024
 
 
@@ -79,7 +79,7 @@ def _add_pairs(builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def _as_if_new(builder: Any, value: Any) -> Any:
-    """The value. LLVM does not know that, so what is computed from it is computed again."""
+    """The value, which LLVM takes for a new one: computations with it are repeated."""
     register = "x" if platform.machine() in ("x86_64", "AMD64") else "w"
     kind = ir.FunctionType(value.type, [value.type])
     return builder.asm(kind, "", f"={register},0", [value], side_effect=True)
@@ -91,7 +91,8 @@ PRODUCTS: dict[Any, tuple[Any, Any, Callable[..., Any]]] = {
     types.int16: (INTEGERS, dots.WORDS.factors, dots.WORDS.add),
     types.uint8: (INTEGERS, dots.VNNI.factors, dots.VNNI.add),
 }
-"""By the elements of factors: registers of sums and of factors, and what adds products."""
+"""By the elements of factors: registers of sums and of factors, and a function that adds
+products."""
 
 
 @intrinsic

@@ -162,7 +162,7 @@ QUIET = 0x40
 
 
 def _stored(array: Any) -> tuple[Any, int]:
-    """What LANES elements of an array are in memory, and their alignment in bytes."""
+    """The type of LANES elements of an array in memory, and their alignment in bytes."""
     return (HALVES, 2) if array.dtype == types.uint16 else (VECTOR, FLOAT_ALIGNMENT)
 
 

@@ -37,7 +37,7 @@ NEAR, FAR = np.float32(11 / 16), np.float32(3 / 2)
 NEAR_2, FAR_2 = NEAR * NEAR, FAR * FAR
 NEAR_3, FAR_3 = NEAR_2 * NEAR, FAR_2 * FAR
 SUM_2, PRODUCT_2 = NEAR_2 + FAR_2, NEAR_2 * FAR_2
-"""The points and what the transforms multiply by, all exact in float32."""
+"""The points and the factors of the transforms, all exact in float32."""
 
 
 @function

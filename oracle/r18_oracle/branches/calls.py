@@ -1,4 +1,4 @@
-"""What a worker does for one kernel: call it with the problems of a profile, under coverage.py.
+"""The worker's task for one kernel: call it with a profile's problems, under coverage.py.
 
 If its device is available, it runs as in `r18 verify`. Otherwise only the host code of kernels that
 declare host files or device functions is called: `refusal`, `workspace`, `prepare`,
@@ -36,12 +36,12 @@ take longer, but no other branches."""
 
 @dataclass(frozen=True)
 class Part:
-    """What one kernel executed, in the worker that called it.
+    """The code that one kernel executed, in the worker that called it.
 
     problems: how many were accepted by it or one of its choices.
     failed:   the error that stopped it before its last problem; empty without one.
     launched: the labels of the device functions that some problem launches.
-    arcs:     what was executed of each file, as coverage.py's pairs of lines.
+    arcs:     the executed branches of each file, as coverage.py's pairs of lines.
     compiled: the files with functions that Numba compiles, relative to the package.
     """
 
@@ -64,8 +64,8 @@ def measure_kernel(
 ) -> Part:
     """Call one kernel, in a worker; its arguments are those of `r18_oracle.branches.measure`.
 
-    What an earlier kernel of the worker imported or cached is not executed again; it is part of
-    what that one executed.
+    Code that an earlier kernel of the worker caused to be imported or cached is not executed again;
+    it counts for the earlier kernel only.
     """
     with _covered(root) as coverage:
         loaded = _loaded(backend)
@@ -115,7 +115,7 @@ class _Calls:
     launched: set[str] = field(default_factory=set)
 
     def make(self) -> None:
-        """Make them all, or up to the first that fails."""
+        """Make all calls, or those up to the first that fails."""
         try:
             self.device = device_of(self.backend)
             self._host_code()
@@ -203,7 +203,7 @@ def _covered(root: Path) -> Iterator[Coverage]:
 
 
 def recorder(root: Path) -> Coverage:
-    """It keeps what it records in memory."""
+    """A coverage recorder that keeps its data in memory."""
     pattern = str(root) if root.is_file() else f"{root}/*"
     coverage = Coverage(
         data_file=None,
@@ -219,7 +219,7 @@ def recorder(root: Path) -> Coverage:
 
 
 def _concurrency() -> list[str]:
-    """What coverage.py has to tell apart: Numba's simulator runs kernels in greenlets.
+    """The kinds of concurrency for coverage.py: Numba's simulator runs kernels in greenlets.
 
     NOTE: Not where there is no simulator: with "greenlet", coverage.py 7 keeps greenlets in a weak
     dictionary, and never returns from its callback in the main thread once threads have ended.

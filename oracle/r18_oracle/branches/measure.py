@@ -1,4 +1,5 @@
-"""What the problems of a profile execute of a backend's kernels, measured in worker processes."""
+"""Measure in worker processes which code of a backend's kernels the problems of a profile
+execute."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from r18_oracle.search.worker import run_jobs
 
 @dataclass(frozen=True)
 class Lines:
-    """What was executed of a file: its lines of code, and its branches as (line, next line).
+    """The executed part of a file: its lines of code, and its branches as (line, next line).
 
     The next line of a branch that leaves a function is negative.
     """
@@ -43,7 +44,7 @@ class Lines:
 
 @dataclass
 class Measured:
-    """What a backend's kernels executed on a profile's problems.
+    """The code of a backend's kernels that a profile's problems executed.
 
     root:     the backend's package, or its single module.
     device:   where the kernels ran; None if only their host code was called.
@@ -52,7 +53,7 @@ class Measured:
     declared: the labels of device functions, with the ids of the kernels that declare them.
     launched: the labels of those that some problem launches.
     compiled: the files with functions that Numba compiles, relative to `root`.
-    lines:    what was executed of each module under `root`.
+    lines:    the executed part of each module under `root`.
     """
 
     backend: Backend
@@ -96,7 +97,7 @@ def measure(
     kernels = {kernel.id: kernel for kernel in backend.kernels()}
     jobs = [kernel_job(measure_kernel, name, one, how, seed, network, root=root) for one in kernels]
     parts: dict[str, Part] = {}
-    # What compiles a kernel is run only if nothing compiled is found.
+    # Code that compiles a kernel runs only if no compiled code is found.
     with tempfile.TemporaryDirectory(prefix="r18-") as empty, caching_in(Path(empty)):
         for outcome in run_jobs(
             jobs, workers=workers, on_progress=lambda job, problem: on_kernel(job.kernel)
@@ -112,7 +113,7 @@ def measure(
 
 
 def _merge(found: Measured, parts: dict[Kernel, Part]) -> None:
-    """Add what each kernel executed. Raises `UsageError` if no problem was accepted."""
+    """Add the code that each kernel executed. Raises `UsageError` if no problem was accepted."""
     arcs: dict[str, set[tuple[int, int]]] = {}
     for kernel, part in parts.items():
         found.problems += part.problems

@@ -1,4 +1,4 @@
-"""The report of `r18 branches`: what the problems left out, with its kernels and reasons."""
+"""The report of `r18 branches`: code that the problems left out, its kernels and the reasons."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WHOLE = (1, sys.maxsize)
 
 @dataclass(frozen=True)
 class Report:
-    """What the problems of a profile left out of a backend's kernels.
+    """The code of a backend's kernels that the problems of a profile did not execute.
 
     device:   where the kernels ran; None if only their host code was called.
     files, branches: how many modules and branches of host code were examined.
     functions: how many device functions were examined.
-    without_reason: what was left out without a reason, with the ids of its kernels.
-    reasons:  what was left out with a reason, and the reason.
+    without_reason: code left out without a reason, with the ids of its kernels.
+    reasons:  code left out with a reason, and the reason.
     needless: entries that were not needed, for example because the kernels ran on a device.
     failed:   the error that stopped a kernel before its last problem, by the kernel's id.
     """
@@ -69,7 +69,8 @@ class Report:
         }
 
     def text(self) -> str:
-        """What was left out without a reason, the kernels that failed, and the counts."""
+        """The text of the report: code left out without a reason, failed kernels, and the
+        counts."""
         lines = []
         for one, kernels in self.without_reason.items():
             more = f" and {len(kernels) - 1} more" if len(kernels) > 1 else ""

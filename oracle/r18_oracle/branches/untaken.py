@@ -1,4 +1,4 @@
-"""What problems left out: branches, lines and functions of host code, and device functions."""
+"""The code that problems left out: branches, lines and functions of host code; device functions."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Source:
 def untaken(
     file: str, source: Source, lines: Lines, functions: Sequence[Function]
 ) -> Iterator[Untaken]:
-    """What was left out of these functions, function by function and line by line."""
+    """The lines and branches left out of these functions, function by function and line by line."""
     own: dict[Function, list[int]] = {}
     for line in sorted(lines.code):
         if (function := source.owner(line)) is not None:

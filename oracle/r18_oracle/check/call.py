@@ -119,7 +119,7 @@ class Arena:
         return self.memory.download(self.whole, (self.nbytes,), np.dtype(np.uint8))
 
     def part(self, seen: Array, name: str) -> Array:
-        """The bytes of one buffer in what `read` returned."""
+        """The bytes of one buffer in the result of `read`."""
         offset, nbytes = self.spans[name]
         return seen[offset : offset + nbytes]
 
@@ -158,7 +158,7 @@ class Prepared:
         return cls(memory, problem, handed, weights, held)
 
     def changed(self, case: Case) -> str | None:
-        """What was changed since `of(…, case)`, in a sentence; or None."""
+        """A sentence about the first change since `of(…, case)`; or None."""
         names = _names(case.problem)
         held = tuple(_bytes(self.memory, weight) for weight in self.weights)
         return (
@@ -170,7 +170,7 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What one call left behind.
+    """The observable results of one call.
 
     output:    logical array in storage dtype. before: the same memory before the call.
     trespass:  a sentence about the first byte written outside a buffer, or None.
@@ -216,13 +216,13 @@ def observe(
 ) -> Observation:
     """Run the kernel on the case, in a stream of its own.
 
-    fill:    what memory other than the inputs holds before.
+    fill:    the bytes of memory other than the inputs before the call.
     times:   how often to enqueue the same launch.
     alias:   give it its first input's buffer as output, as a plan may for `in_place`.
     late:    fill memory, except for prepared weights, by a copy that is enqueued just before the
-             kernel and ends late; until then it holds NaN. What is read too early is NaN, and what
-             is written too early is lost. For an `overlapping` stream.
-    watched: record what it calls.
+             kernel and ends late; until then it holds NaN. An early read gives NaN, and an
+             early write is lost. For an `overlapping` stream.
+    watched: record its forbidden calls.
     process: the state of the process before; by default its present state.
     prepared: the weights of an earlier call on a case with the same problem and weights. Without
              them the kernel prepares its weights again.
@@ -270,7 +270,7 @@ class Raised:
 
 
 def attempted(call: Callable[[], T]) -> T | Raised:
-    """What a call of a kernel returned or raised; Ctrl-C is raised on.
+    """The result of a kernel's call, or the error that it raised; Ctrl-C is raised on.
 
     A child that the kernel has forked ends here. Otherwise it would continue the search, and answer
     in the name of its parent.
@@ -339,21 +339,21 @@ class _Call:
         )
 
     def poison(self, contents: Array) -> Buffer:
-        """Fill the arena with NaN; returns a buffer with what it held."""
+        """Fill the arena with NaN; returns a buffer with its former contents."""
         source = self.memory.empty(self.arena.nbytes)
         self.memory.upload(contents, source)
         self.memory.upload(nans(self.arena.nbytes), self.arena.whole)
         return source
 
     def changed(self, before: _Contents, after: _Contents) -> str | None:
-        """What was changed of the inputs, the weights and the problem, in a sentence; or None."""
+        """A sentence about the first change of the inputs, the weights or the problem; or None."""
         mine = (self.written, "workspace")
         changed = _changed(self.arena, before.bytes, after.bytes, mine)
         return changed or self.prepared.changed(self.case)
 
 
 def _names(problem: Problem) -> list[str]:
-    """What messages call the weights of a problem."""
+    """The names of a problem's weights in messages."""
     return [spec.role for spec in problem.op.weights()]
 
 

@@ -97,7 +97,7 @@ VALUES = ("exact", "impulse", "bound", "edges")
 SETTLE_SECONDS = 0.002
 """The wait before looking for writes after `synchronize`."""
 LEAST_SECONDS = SETTLE_SECONDS / 10
-"""The part of it in which nothing is computed."""
+"""The part of `SETTLE_SECONDS` in which nothing is computed."""
 RUNS = 8
 """How often a kernel is run again before a difference is attributed to anything but the run."""
 ELEMENTS = 32
@@ -126,13 +126,13 @@ class Examination:
     def run(self, rounding: str = "normal", *, light: bool = False) -> bool:
         """Every check that applies; False if the kernel refuses the problem.
 
-        Of a problem too large to be allocated, these are `declaration` and `refusal`.
+        For a problem too large to be allocated, these are `declaration` and `refusal`.
         rounding: the rounding kind of input to use. light: one call per kind of input and no
         repetitions, for problems as large as the network's.
         """
         self._kind = "none"
         self._results: list[tuple[Case, Array]] = []
-        # What a replay needs in addition.
+        # Further details that a replay needs.
         self._how: dict[str, Any] = {"rounding": rounding, "light": light, "only": self.only}
         self._process = Process.now()
         declared = self._declaration()
@@ -212,7 +212,7 @@ class Examination:
     # -- what it does to memory ----------------------------------------------------------------
 
     def _memory(self, case: Case, first: Observation) -> list[Array]:
-        """`repeatability`, `stale_memory` and `in_place`.
+        """The checks `repeatability`, `stale_memory` and `in_place`.
 
         Returns the other outputs of a kernel that is not deterministic, to be judged by `_bound`.
         """
@@ -244,7 +244,8 @@ class Examination:
         return same_size and case.inputs[0].dtype == case.output_dtype
 
     def _order(self, case: Case, first: Observation) -> None:
-        """After a copy that ends late: a kernel that does not wait reads or writes too early."""
+        """Run after a copy that ends late: a kernel that does not wait reads or writes too
+        early."""
         if not self.backend.stream().overlapping:
             return
         got = self._called(case, late=True, prepared=first.prepared).output
@@ -262,7 +263,8 @@ class Examination:
                 self._repeatability(first, self._observe(case, times=2))
 
     def _fences(self, case: Case, prepared: Prepared) -> None:
-        """This comes after the checks of a stray read's effects, which are more specific."""
+        """The check `fences`, after the checks of a stray read's effects, which are more
+        specific."""
         if not fenceable(self.backend):
             return
         touched = self._guarded(lambda: trespass(self.backend, self.kernel, case, prepared))
@@ -319,7 +321,8 @@ class Examination:
     # -- its values ----------------------------------------------------------------------------
 
     def _bound(self, case: Case, outputs: Iterable[Array]) -> None:
-        """The outputs of the calls so far, then further variants of the same kind of input."""
+        """Judge the outputs of the calls so far, then further variants of the same kind of
+        input."""
         rounding = self._how["rounding"]
         self._about(rounding)
         for result in outputs:
@@ -342,7 +345,8 @@ class Examination:
         return max(fewest, min(VARIANTS, ELEMENTS // math.prod(self.problem.output)))
 
     def _batch_invariance(self, case: Case, whole: Array) -> None:
-        """The first and the last sample, each in a batch of one."""
+        """Compare the first and the last sample, each in a batch of one, with those of the whole
+        batch."""
         shapes = tuple((1, *shape[1:]) for shape in self.problem.inputs)
         problem = replace(self.problem, inputs=shapes)
         if self.kernel.refusal(problem) is not None:
@@ -370,7 +374,7 @@ class Examination:
     # -- calls ---------------------------------------------------------------------------------
 
     def _about(self, kind: str, variant: int = 0) -> None:
-        """Findings from here on are on these inputs."""
+        """Let findings from here on name these inputs."""
         self._kind, self._how["variant"] = kind, variant
         self.announce(self.problem, kind, self.seed)
 
@@ -454,7 +458,7 @@ class Examination:
         return ""
 
     def _same(self, check: str, before: Array, got: Array, how: str) -> None:
-        """The same bits; `how` completes the sentence "the result …"."""
+        """Fail unless the bits are the same; `how` completes the sentence "the result …"."""
         differs = bits_differ(before, got)
         if differs.any():
             at = _first(differs)
@@ -469,7 +473,7 @@ class Examination:
         self._pass(check)
 
     def _key(self, case: Case, kind: str, variant: int) -> Hashable:
-        """What identifies the answer of a case from `make_case` in the cache of answers."""
+        """The key of a case from `make_case` in the cache of answers."""
         asked = (self.problem, kind, self.seed, variant)
         return (*asked, case.precision, self._contract)
 

@@ -1,4 +1,4 @@
-"""What to do about a kernel that raises or writes nothing, where the cause is a usual mistake."""
+"""Hints about a kernel that raises or writes nothing, where the cause is a usual mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNWRITTEN = "; write into out (out[...] = y): what the function returns is ignor
 
 
 def raised(error: BaseException, kernel: Kernel) -> str:
-    """What a kernel raised, in which function and line, and a hint."""
+    """A message with a kernel's error, the function and line that raised it, and a hint."""
     place = raised_in(error, ours=True)
     hint = _workspace_hint(error, kernel)
     return f"raised {described(error, f' in {place}' if place else '')}{hint}"
@@ -25,7 +25,8 @@ def unwritten(kernel: Kernel) -> str:
 
 
 def _workspace_hint(error: BaseException, kernel: Kernel) -> str:
-    """For a line of a plugin that names the workspace, which is empty as none was declared."""
+    """A hint for a plugin's line that names the workspace, which is empty because none was
+    declared."""
     if not isinstance(kernel, HostKernel) or kernel.scratch is not None:
         return ""
     trace = error.__traceback__

@@ -122,7 +122,7 @@ class Perturbed:
             self.examine(kernel, finding.problem, finding.seed, rounding)
 
     def _with_delays(self, about: _About, delays: Delays, calm: Array) -> None:
-        """One call; a failure names the kinds of site that suffice for it."""
+        """Make one call with delays; a failure names the kinds of site that suffice for it."""
         try:
             self._compare(about, delays, calm)
         except Failed as failure:
@@ -163,7 +163,7 @@ class Perturbed:
         return seen
 
     def _observed(self, about: _About, delays: Delays) -> Observation | None:
-        """None if the backend cannot delay anything."""
+        """Make a call with delays; None if the backend cannot delay anything."""
         (seed,) = delays.seeds
         if not self.backend.perturb(seed, delays.kinds):
             return None
@@ -179,7 +179,7 @@ class Perturbed:
         return self.backend.perturb(CALM, ())
 
     def _undo(self) -> None:
-        """No more delays; after a lost device nothing can be undone."""
+        """Switch delays off; after a lost device nothing can be undone."""
         try:
             self.backend.perturb(None)
         except Exception:
@@ -188,7 +188,7 @@ class Perturbed:
 
 @dataclass(frozen=True)
 class _About:
-    """What a finding is about, and the comparisons that raise one."""
+    """The subject of a finding, and the comparisons that raise one."""
 
     backend_name: str
     kernel: Kernel
@@ -197,7 +197,8 @@ class _About:
     seed: int
 
     def judge(self, got: Array, delays: Delays) -> None:
-        """Within the bound; the reference is kept for the kernel's next call on these inputs."""
+        """Fail unless an output is within the bound; the reference is kept for the kernel's next
+        call on these inputs."""
         asked = (self.case.problem, self.rounding, self.seed, 0)
         contract = self.kernel.contract
         judgement = judge(self.case, contract, got, key=(*asked, self.case.precision, contract))
@@ -212,7 +213,7 @@ class _About:
             )
 
     def same(self, calm: Array, got: Array, delays: Delays) -> None:
-        """The same bits as without delays."""
+        """Fail unless the bits are the same as without delays."""
         differs = bits_differ(calm, got)
         if differs.any():
             at = tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))

@@ -85,7 +85,7 @@ def _changes(name: str, n: int) -> tuple[int, ...]:
 
 
 def _other_settings(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Other settings that are no sizes, such as the eps of a BatchNorm."""
+    """Other settings that are not sizes, such as the eps of a BatchNorm."""
     for field in fields(problem.op):
         value = getattr(problem.op, field.name)
         if isinstance(value, float):

@@ -22,7 +22,7 @@ is deterministic, and weights must be the same before and after.
 
 A kernel may be wrong on B for any other reason. So before B is blamed on A, other problems with B's
 field are called, which A cannot have prepared the way for. If one of them is wrong too, B is a
-suspect for the ordinary checks. What remains is confirmed in a fresh process
+suspect for the ordinary checks. Other faults are confirmed in a fresh process
 (`r18_oracle.search.history`).
 """
 
@@ -92,7 +92,7 @@ FREED_ON_DEVICE = 4
 """Programs that are made and freed in turn, until one is where another has been. Python's objects
 need more turns than the blocks of a device's allocator, which the next program gets."""
 VALUES = 3
-"""How many different weights those programs have."""
+"""The number of different weights that those programs have."""
 KEPT = 8
 """Programs that are made and kept until one is where none has been."""
 AGAIN = 3
@@ -100,16 +100,16 @@ AGAIN = 3
 ROUNDS = 3
 """Runs of threads that are not held in step."""
 THREADS = 4
-"""With a program each: a pool of two of something is enough for two."""
+"""Threads, each with a program of its own: a pool of two of something is enough for two."""
 PLANNED = ((1, 3), (3, 1))
 """Threads when a program is planned and when it runs."""
 NEW = "in a new program, after other programs of the kernel were freed"
-"""Of the first call of a program whose problem was right before."""
+"""How a message describes the first call of a program whose problem was right before."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with one result, and the worst element where values were compared."""
+    """A message about one wrong result, and the worst element where values were compared."""
 
     message: str
     coordinate: tuple[int, ...] | None = None
@@ -195,7 +195,8 @@ class State:
         self._declared = declaration(kernel)
 
     def run(self, only: str | None = None) -> list[Problem]:
-        """Every scenario, or one of them; the problems that the ordinary checks should look at.
+        """Play every scenario, or one of them; return the problems that the ordinary checks should
+        look at.
 
         Raises `Failed` with the finding at the first result that other calls have changed.
         """
@@ -261,7 +262,8 @@ class State:
         self._between(self._case, name, other, how)
 
     def _same_output(self) -> None:
-        """What is kept by the output's shape, not the image's, serves two images of one output."""
+        """Find state kept by the output's shape, not the image's: it serves two images of one
+        output."""
         good = (p for p in self.others.values() if p not in self.suspects)
         pairs = (
             (base, name, other)
@@ -274,7 +276,7 @@ class State:
             self._between(self._case_of(base), name, other, how)
 
     def _same_channels(self) -> None:
-        """What is kept by the total channels serves two numbers of groups.
+        """Find state kept by the total channels: it serves two numbers of groups.
 
         A grouped weight that is expanded to a dense one, for example: B's values remain where C
         needs zeros.
@@ -291,7 +293,7 @@ class State:
             self._between(case, "groups", many, how)
 
     def _between(self, mine: Case, name: str, other: Problem, how: str) -> None:
-        """A case, then `other`, and the case again. name: the field in which `other` is new."""
+        """Run a case, then `other`, and the case again. name: the field in which `other` is new."""
         program = self._made(mine)
         first = self._must(program, mine, NEW)
         case = self._case_of(other)
@@ -326,7 +328,7 @@ class State:
         self._must(program, self._case, "after a call with other inputs", first)
 
     def _weights(self) -> None:
-        """The same host arrays with other values, then programs freed and made again."""
+        """Put other values into the same host arrays; then free programs and make them again."""
         if not self._case.weights:
             return
         given = self._given(self._case)
@@ -358,7 +360,7 @@ class State:
             return
 
     def _prepared(self) -> None:
-        """Two programs of different weights, prepared in turn by two threads."""
+        """Prepare two programs of different weights in two threads that take turns."""
         if not self._case.weights:
             return
         cases = (self._case, self._case_of(self.problem, 0, 1))
@@ -399,7 +401,7 @@ class State:
     def _threads(self) -> None:
         good = [p for p in self.others.values() if p not in self.suspects]
         problems = islice(chain(good, repeat(self.problem)), THREADS - 1)
-        # Of other values: problems of one seed begin with the same ones.
+        # With other values: problems of one seed begin with the same ones.
         rest = (self._case_of(problem, inputs=1 + i) for i, problem in enumerate(problems))
         cases = [self._case, *rest]
         programs = [self._made(case) for case in cases]
@@ -420,8 +422,8 @@ class State:
 
     @contextmanager
     def _on(self, count: int) -> Iterator[None]:
-        """Another number of threads. A kernel that puts back the number that it found first is no
-        concern of this check, so the state of the process is not looked at."""
+        """Run the block with another number of threads. A kernel that puts back the number that it
+        found first is no concern of this check, so the state of the process is not looked at."""
         with thread_count(count):
             self._watched = False
             try:
@@ -485,7 +487,7 @@ class State:
         return self._cases[key]
 
     def _key(self, case: Case) -> Hashable:
-        """What identifies a case in the cache of answers."""
+        """The key of a case in the cache of answers."""
         which = next((key for key, known in self._cases.items() if known is case), None)
         return which and (STATE, *which, self.seed, case.precision, self.kernel.contract)
 
@@ -549,7 +551,7 @@ class State:
         return self._judged(program, case, before) or program.output()
 
     def _judged(self, program: _Program, case: Case, before: Array | None) -> Fault | None:
-        """What is wrong with the output that a program holds."""
+        """The fault in the output that a program holds, or None."""
         if (stray := program.trespass()) is not None:
             return Fault(stray)
         got = program.output()

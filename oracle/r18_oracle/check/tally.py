@@ -1,4 +1,4 @@
-"""The tally of a kernel: what was run on it, and how close it came to its bounds."""
+"""The tally of a kernel: its calls, and how close it came to its bounds."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ class Turns:
         return True
 
     def _pass_on(self, last: int) -> None:
-        """To the next thread that has not ended and does not sleep; else to the last one again."""
+        """Pass the turn to the next thread that has not ended and does not sleep; else to the last
+        one again."""
         count = len(self._done)
         others = ((last + step) % count for step in range(1, count))
         self._turn = next((o for o in others if not self._done[o] and not self._asleep(o)), last)
@@ -136,9 +137,9 @@ def _sleep(id: int) -> int | None:
 
 
 def alternating(*works: Callable[[], object]) -> list[BaseException | None]:
-    """Run functions in threads of their own that take turns; what each raised.
+    """Run functions in threads of their own that take turns; returns the exception of each.
 
-    Nothing is collected meanwhile: the lines of a finalizer or of a callback of the collector would
+    The garbage collector is off: the lines of a finalizer or of a callback of the collector would
     be turns of the thread that it interrupts, and the others would get ahead.
     """
     turns = Turns(len(works))
@@ -174,7 +175,7 @@ def alternating(*works: Callable[[], object]) -> list[BaseException | None]:
 
 
 def together(*works: Callable[[], object]) -> list[BaseException | None]:
-    """Run functions in threads of their own, all at once; what each raised."""
+    """Run functions in threads of their own, all at once; returns the exception of each."""
     raised: list[BaseException | None] = [None] * len(works)
     ready = threading.Barrier(len(works))
 

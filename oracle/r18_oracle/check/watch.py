@@ -115,7 +115,7 @@ def _off_limits() -> frozenset[CodeType]:
 
 @dataclass(eq=False)
 class Names:
-    """The names of a module, a class or a table, and what they must stay bound to.
+    """The names of a module, a class or a table, and the objects that they must stay bound to.
 
     there: the values of all names at present, as a view. seen: these values when nothing was found
     to be replaced; of a library, which has thousands, nothing.
@@ -128,7 +128,7 @@ class Names:
 
     @classmethod
     def of(cls, owner: Any) -> Names:
-        """As they are now."""
+        """The present names of an owner."""
         there = _held(owner).values()
         return cls(owner, _watched(owner), there, () if _is_library(owner) else tuple(there))
 
@@ -187,7 +187,7 @@ class Bindings:
         return [tag.value for tag in self.tags]
 
     def addresses(self) -> bytes:
-        """Where what is bound to the names is in memory, one after the other.
+        """The addresses of the objects bound to the names, one after the other.
 
         Thousands of names. No object is compared, so a kernel's `__eq__` cannot fool it.
         """
@@ -205,7 +205,8 @@ def _by_numpy(objects: tuple[Any, ...]) -> bytes:
 
 
 def _by_layout(objects: tuple[Any, ...]) -> bytes:
-    """The same in half of the time: a tuple of CPython holds them after its head."""
+    """As `_by_numpy`, in half of the time: a tuple of CPython holds the addresses after its
+    head."""
     return _bytes_at(id(objects) + tuple.__basicsize__, len(objects) * _POINTER)
 
 
@@ -295,7 +296,7 @@ class Process:
         return latest
 
     def change(self) -> str | None:
-        """What has changed since, in words, or None."""
+        """The first change since this state was taken, in words, or None."""
         if (replaced := self._replaced()) is not None:
             return replaced
         if children() - self.children:
@@ -355,8 +356,8 @@ def children() -> frozenset[int]:
 
 
 def _started() -> frozenset[int]:
-    """The processes that this one has started. Linux lists them for each thread; elsewhere every
-    process of the machine is asked for its parent, which takes milliseconds."""
+    """The processes that this one has started. Linux lists them for each thread; elsewhere the
+    parent of every process of the machine is looked up, which takes milliseconds."""
     threads = Path("/proc/self/task")
     if _lists_children():
         found: set[int] = set()
@@ -399,7 +400,8 @@ def _owners(loaded: int) -> tuple[Any, ...]:
 
 
 def _watched(owner: Any) -> dict[Any, Any]:
-    """What must not be replaced; in a library, the functions whose names the oracle uses."""
+    """The objects that must not be replaced; in a library, the functions whose names the oracle
+    uses."""
     held = _held(owner)
     if _is_library(owner):
         return {name: held[name] for name in _mentioned() & held.keys() if callable(held[name])}
@@ -440,7 +442,7 @@ def _blas_threads() -> tuple[int, ...]:
 
 
 def _arithmetic() -> str | None:
-    """What changed in this thread's rounding or handling of subnormals, or None."""
+    """A change of this thread's rounding or handling of subnormals, in words, or None."""
     u, least = np.float64(2.0**-53), np.array([2.0**-1022])
     # 1 + u is a tie; 1 + 1.5u and −1 − 1.5u are above half: together they tell the modes apart.
     sums = np.array([1.0, 1.0, -1.0]) + np.array([u, 1.5 * u, -1.5 * u])

@@ -61,7 +61,7 @@ def fixtures(
 
 
 def weights_source(weights: str | None, manifest: Path | None) -> str | Path | None:
-    """Which of the two options was given, if any; raises `UsageError` for both."""
+    """The value of the option that was given, if any; raises `UsageError` for both."""
     if weights is not None and manifest is not None:
         raise UsageError(f"--weights {weights} and --manifest {manifest}: give one of them")
     return weights if manifest is None else manifest

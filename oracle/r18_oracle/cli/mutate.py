@@ -120,7 +120,7 @@ def mutate(
 
 
 class _How(TypedDict):
-    """What `run` and `run_tested` take alike."""
+    """The arguments that `run` and `run_tested` share."""
 
     seed: int
     limit: int | None
@@ -158,7 +158,7 @@ def _score(
 def _mutate_core(
     table: Path, how: _How, records: Path | None, require: float, as_json: bool
 ) -> None:
-    """Mutants that tests judge."""
+    """Run the mutants that tests judge."""
     from r18_oracle.mutation.tested import device, run_tested
 
     with _progress() as progress:

@@ -1,4 +1,5 @@
-"""What `r18 perturb` and `r18 sanitize` show of a session: a bar, its record and its results."""
+"""The output of `r18 perturb` and `r18 sanitize` for a session: a bar, its record and its
+results."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Session(Result, Protocol):
-    """What a session found. path: of its record, if there is one."""
+    """The results of a session. path: of its record, if there is one."""
 
     @property
     def results(self) -> Sequence[object]: ...
@@ -31,7 +32,7 @@ def show_start(bar: Bar, todo: int, known: int) -> None:
 
 
 def show_result(bar: Bar, what: str) -> None:
-    """One more result. what: its name on the bar."""
+    """Advance the bar by one result. what: its name on the bar."""
     bar.advance(what)
     bar.show(what, None)
 

@@ -165,7 +165,7 @@ def _expected(xfails: Path | None) -> tuple[ExpectedFailure, ...]:
 def _check_outputs(
     html: Path | None, record: bool, profile: str, expected: Sequence[ExpectedFailure]
 ) -> None:
-    """Raise before the run what would prevent its page or its record."""
+    """Raise before the run any error that would prevent its page or its record."""
     if html:
         from r18.report.render import check_libraries
 
@@ -180,7 +180,7 @@ def _check_outputs(
 
 @contextmanager
 def _prints_on_stderr() -> Iterator[None]:
-    """What a backend prints in this process goes to stderr, as in a worker: stdout holds JSON."""
+    """Send a backend's prints in this process to stderr, as in a worker: stdout holds JSON."""
     sys.stdout.flush()
     with redirect_stdout(sys.stderr):
         try:

@@ -3,7 +3,7 @@
 Each is a function of a `Subject` that raises `AssertionError` with a sentence; they run in a worker
 process, where a program may crash or hang. Whether the numbers are right is not asked here but by
 `r18_oracle.network.checkpoints`: results are compared with each other, by bits where the kernels
-declare that bits are kept, else within what two right programs may differ by.
+declare that bits are kept, else within the allowed difference of two right programs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Subject:
         return CompileOptions(batch, self.precision, self.fusion, **more)
 
     def network(self, seed: int = 0) -> tuple[Schedule, Mapping[str, Array]]:
-        """What programs are compiled from: with the synthetic weights of a seed, or integers."""
+        """The schedule and weights to compile: synthetic weights of a seed, or integers made from
+        them."""
         return executed(self.schedule, _weights(seed), self.images.values, self.options())
 
     @contextmanager
@@ -80,13 +81,13 @@ class Subject:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The planned ones."""
+        """The planned kernels."""
         plan = make_plan(self.backend, self.network()[0], self.options())
         return tuple(step.kernel for step in plan.steps)
 
     @cached_property
     def slack(self) -> float:
-        """What the logits of two right programs may differ by: twice what one may lose."""
+        """The allowed difference of the logits of two right programs: twice what one may lose."""
         report = compare_checkpoints(
             self.backend,
             self.schedule,
@@ -99,7 +100,8 @@ class Subject:
         return 2 * row.loss.allowed_max
 
     def same(self, got: Array, expected: Array, what: str, *, across_batches: bool = False) -> None:
-        """Equal to the bit, unless a kernel does not declare that; then within `slack`."""
+        """Assert equality to the bit, unless a kernel does not declare that; then equality within
+        `slack`."""
         bits = all(k.deterministic for k in self.kernels)
         if across_batches:
             bits &= all(k.batch_invariant for k in self.kernels)
@@ -149,7 +151,8 @@ def taps_graph_and_arena_change_nothing(subject: Subject) -> None:
 
 
 def a_launch_may_be_repeated(subject: Subject) -> None:
-    """Again without a load, again after another batch; and what was fetched is the caller's."""
+    """Launch again without a load, and again after another batch; a fetched array belongs to the
+    caller."""
     images = subject.images.values
     with subject.program() as program:
         given = images.copy()
@@ -169,7 +172,7 @@ def a_launch_may_be_repeated(subject: Subject) -> None:
 
 
 def a_sample_does_not_depend_on_its_batch(subject: Subject) -> None:
-    """Alone, and at another place of a batch."""
+    """Run a sample alone, and at another place of a batch."""
     images = subject.images.values
     with subject.program() as program:
         together = program(images)
@@ -183,7 +186,7 @@ def a_sample_does_not_depend_on_its_batch(subject: Subject) -> None:
 
 
 def programs_do_not_disturb_each_other(subject: Subject) -> None:
-    """Two with different weights, loaded, launched and fetched in turn."""
+    """Load, launch and fetch two programs with different weights in turn."""
     images = subject.images.values
     with subject.program(seed=0) as one, subject.program(seed=1) as other:
         first, second = one(images), other(images)
@@ -297,7 +300,7 @@ def steps_are_kernels_of_the_backend(subject: Subject) -> None:
 
 
 def a_profile_lists_every_step(subject: Subject) -> None:
-    """In order, with its kernel and a time; and it changes no result."""
+    """The profile has the steps in order, each with its kernel and a time; it changes no result."""
     with subject.program() as program:
         expected = program(subject.images.values)
         times = program.profile()
@@ -311,7 +314,7 @@ def a_profile_lists_every_step(subject: Subject) -> None:
 
 
 def wrong_input_is_refused(subject: Subject) -> None:
-    """Another batch or image size, or pixels as integers; and the program goes on."""
+    """Another batch or image size and integer pixels are refused, and the program can still run."""
     images = subject.images.values
     with subject.program() as program:
         expected = program(images)

@@ -35,7 +35,7 @@ def how(pytestconfig: pytest.Config) -> Profile:
 def test_some_precision_runs_the_network(
     r18_backend_name: str, pytestconfig: pytest.Config
 ) -> None:
-    """Or every test below would be skipped."""
+    """Without such a precision every test below would be skipped."""
     backend = load_backend(r18_backend_name)
     schedule = network(pytestconfig.getoption("--r18-network"))
     offered = dict.fromkeys(kernel.precision.name for kernel in backend.kernels())

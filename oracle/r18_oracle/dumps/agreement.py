@@ -99,7 +99,7 @@ class Agreed:
         return all(loss.ok for loss in self.losses) and all(pair.ok for pair in self.pairs)
 
     def reasons(self) -> list[str]:
-        """What is wrong, in words."""
+        """The failures, in words."""
         alone = [
             f"{letter(place)}: {loss.reason()}"
             for place, loss in enumerate(self.losses)
@@ -156,7 +156,7 @@ class Agreement:
         )
 
     def text(self) -> str:
-        """What was compared, the table, and the closing line."""
+        """The text of the comparison: the dumps, the table, and the closing line."""
         head = [
             f"{letter(place)}: {dump}, may lose {short(multiple)} times what PyTorch loses"
             for place, (dump, multiple) in enumerate(zip(self.dumps, self.multiples, strict=True))
@@ -258,7 +258,7 @@ def compare_by_bounds(
 
 @dataclass(frozen=True)
 class _Side:
-    """What a dump's allowed error depends on."""
+    """The facts that a dump's allowed error depends on."""
 
     fused: Schedule
     precision: Precision
@@ -318,7 +318,7 @@ def _network(dump: Dump) -> Schedule:
 
 
 def _given(names: Sequence[str]) -> dict[str, Backend]:
-    """What the user named, by that and by the name that its dumps have."""
+    """The backends that the user named, by that name and by the name in their dumps."""
     loaded = {name: load_backend(name) for name in names}
     return {backend.name: backend for backend in loaded.values()} | loaded
 

@@ -76,7 +76,7 @@ INPUT = "input"
 
 @dataclass(frozen=True)
 class Made:
-    """What a dump was made with."""
+    """The program and device that made a dump."""
 
     backend: str
     device: str
@@ -200,7 +200,8 @@ def _scales(schedule: Schedule, weights: Weights) -> dict[str, float]:
 
 
 def _units(schedule: Schedule, weights: Weights, options: CompileOptions) -> dict[str, np.float32]:
-    """What 1 stands for, of every value that a program in fp8 computes in units of a scale."""
+    """The scale of each value that an fp8 program computes in units of it; none in other
+    precisions."""
     if options.precision != FP8.name:
         return {}
     check_level(options)
@@ -348,7 +349,7 @@ class Report:
         return f"first bad checkpoint: {bad.checkpoint} ({bad.comparison.reason()})"
 
     def text(self) -> str:
-        """What was compared, the table, and the closing line."""
+        """The text of the comparison: the dumps, the table, and the closing line."""
         head = f"expected: {self.expected}\ngot:      {self.got}"
         heads = ("checkpoint", "shape", *METRICS, "worst at", "verdict")
         lines = [

@@ -1,4 +1,4 @@
-"""What libraries compute in int8, element by element and by class: `explain-<device>.json`.
+"""Records of libraries' int8 arithmetic, element by element and by class: `explain-<device>.json`.
 
 There is an entry for each network and pair of runs; a later comparison replaces its own.
 """

@@ -52,7 +52,7 @@ def tensor_file(data: Mapping[str, object]) -> TensorFile:
 
 
 def _scale(data: Mapping[str, object], name: str, dtype: str) -> float | None:
-    """What integers are multiplied by, which only they have."""
+    """The scale of integers, which other tensors must not have."""
     if not is_integer(dtype):
         if "scale" in data:
             raise DumpError(f"{show(name)} has a scale, and is {dtype}: only integers have one")

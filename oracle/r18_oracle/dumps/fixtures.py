@@ -55,7 +55,7 @@ STEPS: dict[int, tuple[str, str]] = {
     6: ("layer3", "layer4"),
     7: ("layer4", "softmax"),
 }
-"""What each step computes: from which checkpoint or value, to which."""
+"""The checkpoint or value that each step starts from, and the one that it ends with."""
 
 REFERENCES = ("r18_torch:cpu", "numpy")
 """Backends that expected values may come from, the first that can run; always in fp64."""
@@ -306,7 +306,7 @@ class StepResult:
         return sum(time.milliseconds for time in self.times)
 
     def text(self) -> str:
-        """What ran, milliseconds for each stage, the metrics and the verdict."""
+        """The text of a run: its stages with milliseconds, the metrics and the verdict."""
         fixture, c = self.fixture, self.comparison
         first, last = STEPS[fixture.step]
         stages = [(t.step, t.kernel, f"{t.milliseconds:.3f}") for t in self.times]

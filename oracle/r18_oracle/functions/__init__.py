@@ -6,8 +6,8 @@ unchanged: drawn shapes, exact integers, bounds, state between calls, worker pro
 
 1. `likes` says which op of `r18.graph.ops` an operator is, and how a problem's arrays and settings
    become the arguments of a call.
-2. `signature` binds them to the parameters that the function has. What it does not take, it
-   refuses: a `conv2d(x, w)` is never asked for a stride.
+2. `signature` binds them to the parameters that the function has. Calls with
+   other arguments are refused: a `conv2d(x, w)` is never called with a stride.
 3. `arrays` hands the function NumPy arrays or tensors over the buffers of a call, not copies, so
    that the guards around a buffer guard what the function reads.
 4. `arithmetic` is what the function is held to: the format of factors and sums, and whether sums

@@ -1,4 +1,4 @@
-"""What a function is held to: the formats that it multiplies and sums in, and how it rounds.
+"""The arithmetic of a function: the formats that it multiplies and sums in, and how it rounds.
 
 An `Arithmetic` is a precision and a rounding contract in one, and has a text, such as
 `sum,float32,factors=tf32`: what `r18 check` prints as found, takes as `--contract`, and keeps in
@@ -103,7 +103,7 @@ class Arithmetic:
         return how + ("; subnormal numbers become zero" if self.flushes else "")
 
     def below(self, expected: Arithmetic) -> tuple[str, ...]:
-        """What is narrower than expected, each as a verb and its object; empty if nothing is."""
+        """The formats narrower than expected, each as a verb and its object; empty if none is."""
         found = []
         if self.algorithm == "exact":
             return ()
@@ -118,7 +118,7 @@ class Arithmetic:
 
 
 def expected_of(like: Like, dtype: str) -> Arithmetic:
-    """What is expected of a function like this operator, over arrays of this format.
+    """The arithmetic expected of a function like this operator, over arrays of this format.
 
     Factors as they are stored, sums in the precision's accumulator. Raises `UsageError` for a
     format of arrays that is not known.

@@ -22,7 +22,7 @@ from r18.errors import BackendUnavailable
 from r18.graph.ops import Shape
 
 POISONED = 4
-"""Blocks that the allocator is given back before a call, filled with what the output holds."""
+"""Blocks that the allocator is given back before a call, filled with the output's contents."""
 LARGE_NBYTES = 1 << 16
 """One more block, of repetitions of that: an allocator that aligns what it returns cuts it out of a
 larger free block. Below the size from which the C library asks the system for new pages."""
@@ -71,7 +71,7 @@ class Arrays(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What it calls an array, for messages."""
+        """The library's name for an array, for messages."""
 
     @abstractmethod
     def device(self) -> DeviceInfo:

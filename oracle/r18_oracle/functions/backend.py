@@ -30,9 +30,9 @@ class FunctionKernel(Kernel):
     """A function with an operator's signature.
 
     title:      the first and the third part of its id: its module and its own name.
-    function:   what is called. like: the operator that it is judged by.
-    arrays:     what it is given, and returns.
-    arithmetic: what it is held to.
+    function:   the function itself. like: the operator that it is judged by.
+    arrays:     the library and device of its arguments and results.
+    arithmetic: the arithmetic that it is judged by.
     deterministic: whether it must give the same bits each time.
     refuses:    called as the function is, with shapes in place of arrays; a sentence, or True, for
                 a call that the function does not take.
@@ -85,7 +85,7 @@ class FunctionKernel(Kernel):
         return self._too_long(problem) or self._refused(problem)
 
     def _refused(self, problem: Problem) -> str | None:
-        """By a suite's rules, or by the user's own function."""
+        """Why a problem is refused, by a suite's rules or by the user's own function; or None."""
         call, shapes = self.like.call(problem.op), [*problem.inputs, *self._weight_shapes(problem)]
         given = [None if index is None else shapes[index] for _, index in call.arrays]
         for refuses in (self._by_suite, self.refuses):
@@ -104,12 +104,13 @@ class FunctionKernel(Kernel):
         return self.function.refuses if isinstance(self.function, Adapted) else None
 
     def _weight_shapes(self, problem: Problem) -> list[Shape]:
-        """As the function is given them."""
+        """The shapes of the weights as the function gets them."""
         shapes = [spec.shape for spec in problem.op.weights()]
         return [shape[::-1] for shape in shapes] if self.like.transposes else shapes
 
     def _too_long(self, problem: Problem) -> str | None:
-        """Of a problem with sums of which the contract promises almost no bit."""
+        """Why a problem's sums are too long: the contract promises almost no bit of them. None
+        otherwise."""
         terms = getattr(problem.op, "depth", 0) or getattr(problem.op, "in_features", 0)
         if self.like.name == "adaptive_avg_pool2d":
             terms = math.prod(problem.inputs[0][2:])
@@ -156,7 +157,8 @@ class FunctionKernel(Kernel):
                 self.arrays.keep(result, output, problem.output, dtype)
 
     def _written(self, problem: Problem, output: Buffer, dtype: np.dtype[Any]) -> Any:
-        """What a function writes its result to, in the operator's shape; None if it returns it."""
+        """The array that a function writes, in the operator's shape; None if it returns its
+        result."""
         if not self.signature.writes:
             return None
         shape = problem.output

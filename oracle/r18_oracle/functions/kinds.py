@@ -9,7 +9,8 @@ from r18_oracle.functions.device_arrays import CuPyArrays, TorchCudaArrays
 KINDS: dict[str, type[Arrays]] = {
     kind.name: kind for kind in (TorchCudaArrays, TorchArrays, CuPyArrays, NumPyArrays)
 }
-"""In the order in which a function is tried with them: a GPU first, where there is one."""
+"""The kinds in the order in which a function is tried with them: a GPU first, where there is
+one."""
 
 
 def arrays_of(name: str) -> Arrays:

@@ -28,7 +28,7 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """An argument that is no array. default: what the operator takes where it is not given."""
+    """An argument that is not an array. default: what the operator takes where it is not given."""
 
     name: str
     value: Any
@@ -57,7 +57,7 @@ class Like:
     """An operator.
 
     name, title: `conv2d`, and its full name in PyTorch.
-    op:          what it computes, as a class of `r18.graph.ops`.
+    op:          its op, as a class of `r18.graph.ops`.
     call:        the arguments for a problem of that op.
     algorithms:  the algorithms of rounding contracts that are tried, the sharpest first.
     refuses:     problems of the op that the operator does not express, and why.
@@ -147,7 +147,7 @@ LIKES: dict[str, Like] = {
         ),
     )
 }
-"""By name."""
+"""The operators by name."""
 
 
 def like_of(asked: object) -> Like:

@@ -30,7 +30,7 @@ from r18_oracle.functions.suites.adapted import Adapted
 
 SCHEME = "check:"
 JOINED = r"(?<=\.py)\+|(?<=\.json)\+"
-"""Between the file of a suite's problem and that of its kernel, where these are two."""
+"""Separates the file of a suite's problem from that of its kernel, where these are two."""
 MARK = "__r18_check__"
 """The attribute by which `r18.check.kernel` marks a function: a dict of options."""
 OPTIONS = ("like", "dtype", "arrays", "contract", "refuses")
@@ -75,12 +75,12 @@ class Target:
 
     @property
     def expected(self) -> Arithmetic:
-        """What is expected of a function like the operator, whatever is found."""
+        """The arithmetic expected of a function like the operator, whatever is found."""
         return expected_of(self.operator, self.dtype)
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What it is held to: the contract, or what is expected where there is none."""
+        """The arithmetic that the function is judged by: its contract, or else the expected one."""
         if not self.contract:
             return self.expected
         return arithmetic_of(self.contract, self.operator, self.dtype)

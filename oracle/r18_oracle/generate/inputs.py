@@ -88,7 +88,7 @@ class Cases:
         self._known: dict[Hashable, Case] = {}
 
     def made(self, kernel: Kernel, problem: Problem, kind: str, seed: int, variant: int) -> Case:
-        """What `make_case` returns, with arrays that are shared and must not be written to."""
+        """The case from `make_case`, with arrays that are shared and must not be written to."""
         if (kernel.op, kernel.precision) != self._of:
             self.clear()
             self._of = kernel.op, kernel.precision

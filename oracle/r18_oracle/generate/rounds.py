@@ -26,7 +26,7 @@ scratch of a small image."""
 TIMES = 1024
 """A problem may have this many times the elements and multiplications of a drawn one."""
 AXES = "nh"
-"""What grows: the batch, and the height of an image where each image has its own rounds."""
+"""The axes that grow: the batch, and the height of an image where each image has its own rounds."""
 MACS_OF_AN_ELEMENT = 64
 """How many multiplications take as long as drawing and judging an element."""
 

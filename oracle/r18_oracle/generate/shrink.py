@@ -1,8 +1,8 @@
 """Shrinking a problem that fails: smaller problems, the boldest first, until none fails.
 
 Hypothesis cannot shrink what it has not drawn: corners, crossings, problems of the network, and
-those that ended a worker process. What it has drawn is smallest only in its own order, so it is
-shrunk here too.
+those that ended a worker process. Its smallest drawn problem is smallest only in its own order, so
+that is shrunk here too.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _fewer(numbers: Numbers) -> Iterator[Numbers]:
 
 
 def steps(n: int, least: int) -> tuple[int, ...]:
-    """What to try instead of a number, ascending: the least, n // 2, n − (n >> i) and n − 2^i.
+    """Numbers to try instead of `n`, ascending: the least, n // 2, n − (n >> i) and n − 2^i.
 
     n − (n >> i) keeps a residue that halving loses: an odd 29 becomes 15, 8, 7 or 3. The powers of
     two keep n modulo any power of two: 49 becomes 41 where only n % 8 == 1 fails.

@@ -15,7 +15,7 @@ ODD = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, 31, 33)
 """Sizes that every kernel is tried with."""
 
 MULTIPLES = (1, 4, 8, 16, 32, 64)
-"""What a kernel may require channels to be a multiple of."""
+"""Numbers that a kernel may require channels to be a multiple of."""
 
 UNDECLARED = (67, 131, 257, 521)
 """Sizes that a kernel is tried with on each axis whatever its edges are: one beyond a multiple of

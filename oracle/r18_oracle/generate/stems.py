@@ -1,4 +1,4 @@
-"""What a fused convolution and max-pooling kernel takes, found out by trying a few problems.
+"""The problems that a fused convolution and max-pooling kernel takes, found by trying a few.
 
 Such a kernel is often written for one stem: its windows, images of three channels, and output
 channels in multiples of a tile. It would take hardly any problem drawn at random.
@@ -35,7 +35,7 @@ partial."""
 
 @dataclass(frozen=True)
 class Stems:
-    """What a kernel takes; everything, if it seems to take nothing.
+    """The stems that a kernel takes; all, if it seems to take none.
 
     windows: some of `WINDOWS`. channels: of the input. multiple: what output channels must be a
     multiple of.

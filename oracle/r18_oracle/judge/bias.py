@@ -19,7 +19,7 @@ each term:
 - Factors that are rounded (tf32): the δ of one weight or pixel v is common to all outputs that read
   it, so it is one term, of u_in·|v|·∂(Σ_i S_i)/∂|v|.
 
-What the model does not cover is added in full: a bias or residual, u·S_i each, since all outputs
+Effects outside the model are added in full: a bias or residual, u·S_i each, since all outputs
 that share a small one round it alike (a sum of one binade is a multiple of its last bit); the
 rounding to storage of an output whose products are too small to move its last bit by some units,
 since then bias and residual alone decide it; where the line is exceeded, all roundings of outputs
@@ -57,10 +57,10 @@ FEWEST = 64
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """What the errors of an output may add up to.
+    """The limits on the sum of an output's errors.
 
     steps:   √Σ a² over each element's own terms. shared: Σ a² over the terms of the factors.
-    certain: per element, what is added in full.
+    certain: per element, the part of the limit that is added in full.
     alike:   per element, a number that elements with equal roundings share.
     """
 

@@ -21,14 +21,14 @@ BLOCK = 1 << 18
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`.
 
     max_abs, mean_abs: of |got − expected|; infinite where either side holds a NaN or infinity.
     cosine:    of the two as vectors, in [−1, 1]: 1 for two zero vectors, 0 for one, and NaN where
                either side is not finite.
     nonfinite: how many elements are NaN or infinite on either side; equal ones count too.
     worst:     the coordinate of max_abs, the first of equals; `got` and `expected` are there.
-    tolerance: what max_abs may be at most.
+    tolerance: the largest allowed max_abs.
     """
 
     max_abs: float
@@ -42,15 +42,15 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Everything finite, and within the tolerance."""
+        """Whether everything is finite and within the tolerance."""
         return self.nonfinite == 0 and self.max_abs <= self.tolerance
 
     def metrics(self) -> tuple[str, str, str]:
-        """As `METRICS` names them."""
+        """The numbers that `METRICS` names, as text."""
         return f"{self.max_abs:.3e}", f"{self.mean_abs:.3e}", f"{self.cosine:.12f}"
 
     def reason(self) -> str:
-        """Why, in words: `max_abs 0.12 > atol 1e-4 at (0, 5): got …, expected …`."""
+        """The reason of the verdict: `max_abs 0.12 > atol 1e-4 at (0, 5): got …, expected …`."""
         where = f"{self.worst}: got {self.got:.9g}, expected {self.expected:.9g}"
         if self.nonfinite:
             values = "1 value is" if self.nonfinite == 1 else f"{self.nonfinite} values are"
@@ -112,7 +112,8 @@ def _blocks(
 
 
 def _cosine(got: Array, expected: Array, peak_got: float, peak_expected: float) -> float:
-    """Both are divided by their peaks first, so that no square overflows or vanishes."""
+    """The cosine of two vectors, both divided by their peaks first, so that no square overflows or
+    vanishes."""
     if peak_got == 0 or peak_expected == 0:
         return 1.0 if peak_got == peak_expected else 0.0
     dot = squares_got = squares_expected = 0.0

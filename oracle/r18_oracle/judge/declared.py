@@ -1,4 +1,4 @@
-"""What a kernel declares, and whether that can be held against it.
+"""Check a kernel's declarations, above all that its contract is strict enough to judge it by.
 
 The bound that a kernel is held to follows from its own rounding contract, so a contract looser
 than the kernel's precision would hide errors.
@@ -46,7 +46,7 @@ def declaration(kernel: Kernel) -> dict[str, object]:
 
 
 def objection(kernel: Kernel) -> str | None:
-    """The reason why what the kernel declares is not acceptable, or None.
+    """Why the kernel's declaration is not acceptable, or None.
 
     - It inherits `r18.backend.Kernel`, whose defaults the core and the oracle rely on.
     - The precision is one of `r18.graph.precision.PRECISIONS` (it may flush to zero), and the id

@@ -15,12 +15,12 @@ import numpy as np
 from r18.backend import Array
 
 LEAST_EXTENT = 16
-"""Of a tile: NNPACK has tiles of 8 and of 16."""
+"""The smallest tile of the bound: NNPACK has tiles of 8 and of 16."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """What the bound of an FFT is made of; arrays are (N, O, 1, 1), over the finite values.
+    """The terms of an FFT's bound; arrays are (N, O, 1, 1), over the finite values.
 
     magnitude: Σ_c ‖x_c‖₂·‖w_c‖₁.
     swapped:   Σ_c ‖x_c‖₁·‖w_c‖₂.

@@ -27,8 +27,8 @@ class Held:
 
 
 def origin(case: Case, at: tuple[int, ...], got: float, expected: float) -> str:
-    """Which input or weight holds the NaN or infinity of an output element; "" if both values
-    are finite.
+    """Name the input or weight that holds the NaN or infinity of an output element; "" if both
+    values are finite.
 
     An element reaches the output at `at` if the reference there changes when 1 takes its place.
     """

@@ -13,9 +13,10 @@ from typing import Any
 from r18.backend import Array
 
 CELLS = 28
-"""Cells along an axis at most: the extents of ResNet-18's values divide by it or are smaller."""
+"""The largest number of cells along an axis: the extents of ResNet-18's values divide by it or are
+smaller."""
 SAMPLES = 4
-"""Samples told apart at most."""
+"""The largest number of samples that are distinguished."""
 
 
 def error_map(ratios: Array, coordinate: Sequence[int]) -> dict[str, Any]:

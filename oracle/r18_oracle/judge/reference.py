@@ -57,7 +57,7 @@ def reference(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array,
 def explanation(
     problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...], got: Array
 ) -> str:
-    """What may have made a wrong output, in a sentence; empty if the op's spec does not know.
+    """A likely cause of a wrong output, in a sentence; empty if the op's spec does not know one.
 
     Raises `KernelRunning` when a kernel under test has control.
     """

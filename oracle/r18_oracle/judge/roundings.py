@@ -273,13 +273,13 @@ def least_loss(case: Case, contract: RoundingContract) -> float:
 
 
 def underflow(terms: int, case: Case, contract: RoundingContract) -> float:
-    """What underflow adds to the error of a sum of `terms` products: η per product, or 2⁻¹²⁶ if
+    """The error that underflow adds to a sum of `terms` products: η per product, or 2⁻¹²⁶ if
     flushed to zero.
 
     Higham 2002, §2.2: fl(a·b) = ab(1+δ) + η', and an addition is exact where its result is
     subnormal. If flushed it is not, but an addition can only lose where neither operand has been
     flushed, so products and additions together lose at most once per term: in any tree, a loss
-    leaves 0 in place of the terms below it, of which at least one had not been lost.
+    leaves 0 in place of the terms below it, and at least one of those had not been lost.
     """
     return (terms + 1) * least_loss(case, contract)
 
@@ -392,7 +392,7 @@ def summands_of(problem: Problem) -> tuple[Summand, ...]:
 
 
 def over_window(op: MaxPool2d, x: Array, outside: float) -> Iterator[Array]:
-    """For each tap of the window, what every output reads there: arrays (N, C, OH, OW)."""
+    """For each tap of the window, the pixels that the outputs read there: arrays (N, C, OH, OW)."""
     (ph, pw), (sh, sw) = op.padding, op.stride
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=outside)
     windows = sliding_window_view(padded, op.kernel_size, axis=(2, 3))[:, :, ::sh, ::sw]
@@ -407,7 +407,7 @@ def _weight_sum(weight: Array) -> Array:
 
 
 def finite_part(case: Case) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Inputs and weights in float64, with 0 for what is infinite or NaN."""
+    """Inputs and weights in float64, with 0 in place of infinities and NaN."""
     inputs, weights = case.wide()
     return tuple(map(_finite, inputs)), tuple(map(_finite, weights))
 

@@ -24,7 +24,8 @@ from r18_oracle.judge.roundings import (
 )
 
 ROUNDINGS = 4
-"""Of any term after the sum: its product with m, the residual's with its own, two additions."""
+"""Roundings of any term after the sum: its product with m, the residual's with its own, two
+additions."""
 
 
 def sum_error(

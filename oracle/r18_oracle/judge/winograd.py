@@ -44,7 +44,7 @@ def _of_points(*points: Fraction) -> tuple[Array, Array, Array]:
 
 
 def _coefficients(roots: Sequence[Fraction]) -> list[float]:
-    """Of Π(x − root), the lowest power first."""
+    """The coefficients of Π(x − root), the lowest power first."""
     found = [Fraction(1)]
     for root in roots:
         found = [low - root * high for low, high in pairwise((Fraction(0), *found, Fraction(0)))]
@@ -158,10 +158,10 @@ def magnitude(tile: int, x: Array, weight: Array, padding: tuple[int, int]) -> A
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """What the Winograd bound is made of, each (N,O,OH,OW), over the finite values.
+    """The terms of the Winograd bound, each (N,O,OH,OW), over the finite values.
 
     magnitude: M; see `convolve`.
-    spread:    what an error of 1 in every transformed value and every product does to an output:
+    spread:    the effect on an output of an error of 1 in every transformed value and product:
                |Aᵀ|[Σ_c (|G||g||Gᵀ| + |Bᵀ||d||B| + 1)]|A|.
     reach:     the largest value that any intermediate of an output's tile may take; infinite
                where the tile holds an infinity or NaN.

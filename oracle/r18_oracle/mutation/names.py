@@ -87,7 +87,7 @@ class Module:
 
 @dataclass
 class Links:
-    """What the words of some lines refer to.
+    """The definitions and modules that the words of some lines refer to.
 
     spans: definitions. prefixes: beginnings of module names. loose: words that may complete a
     prefix, or be an attribute of the module that it then names.

@@ -1,4 +1,4 @@
-"""A backend's mutants, and what is known about them before the run."""
+"""A backend's mutants, and the facts about them before the run."""
 
 from __future__ import annotations
 
@@ -127,5 +127,5 @@ def patience(kernels: Iterable[str], paces: Mapping[str, Pace], most: float) -> 
 
 
 def _number(text: str) -> int:
-    """A line of an id; 0 for what is no number."""
+    """The line number in an id; 0 for a text that is not a number."""
     return int(text) if text.isdecimal() and len(text) < 10 else 0

@@ -1,6 +1,6 @@
 """The processes in which mutants run: forked from a warm worker, each with its own alarm.
 
-Whatever a mutant breaks ends with its process. A fork of a warm worker skips seconds of imports. A
+A mutant's damage ends with its process. A fork of a warm worker skips seconds of imports. A
 process can handle any number of requests; the caller decides when to replace it.
 """
 

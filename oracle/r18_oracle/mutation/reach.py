@@ -55,7 +55,7 @@ def _held(kernel: Kernel, root: Path) -> set[Span]:
 
 
 ASIDE = ("ceilings", "host_code")
-"""What a backend answers without running a kernel: rates of the machine, and machine code."""
+"""Methods of a backend that run no kernel: rates of the machine, and machine code."""
 
 
 def aside(kind: type[Backend], root: Path, names: Names) -> set[str]:

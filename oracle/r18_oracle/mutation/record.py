@@ -170,7 +170,8 @@ class Journal:
         }
 
     def _is_fresh(self, mutant: Mutant, old: Fate) -> bool:
-        """What caught a mutant still does, whatever else it could be shown to by now."""
+        """Whether a mutant's old fate holds: the kernels that killed it, or else all it is shown
+        to, are unchanged."""
         shown = self._shown[mutant.id]
         if old.status == "killed" and set(old.kernels) <= set(shown):
             shown = tuple(old.kernels)

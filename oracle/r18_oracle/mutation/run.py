@@ -174,7 +174,8 @@ class _Sample:
         return [name for name in self.kernels if name in used]
 
     def precisions(self, mutant: Mutant) -> tuple[str, ...]:
-        """Those in which a network is run with a mutant of host code, after its kernels."""
+        """The precisions in which a network is run with a mutant of host code, after its
+        kernels."""
         if mutant.compiled:
             return ()
         kernels = self.kernels_of[mutant.id]

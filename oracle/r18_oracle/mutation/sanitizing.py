@@ -23,7 +23,7 @@ from r18_oracle.sanitize.run import TOOLS, KernelResult, Part, Request, Runner, 
 
 @dataclass(frozen=True)
 class Heard:
-    """What the tools report on a mutant: the first error, or `clean` if all tools finished."""
+    """The tools' report on a mutant: the first error, or `clean` if all tools finished."""
 
     finding: Finding | None = None
     clean: bool = False

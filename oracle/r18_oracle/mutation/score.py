@@ -112,7 +112,7 @@ class Score:
         return self.summary() | {"results": [result.to_json() for result in self.results]}
 
     def summary(self) -> dict[str, Any]:
-        """The numbers."""
+        """The numbers of the score."""
         return {
             "backend": self.backend,
             "profile": self.profile,
@@ -158,7 +158,7 @@ class Score:
         return ("killed", "survived", "equivalent", *invalid)
 
     def closing(self) -> str:
-        """The last lines."""
+        """The last lines of the text."""
         invalid = self.count("invalid")
         said = (
             f"{self.backend}: {self.count('killed')} of {self.tried} mutants caught "

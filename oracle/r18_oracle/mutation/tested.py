@@ -63,8 +63,8 @@ Progress = Callable[[int, int, str], None]
 class Part:
     """Files of a package, by globs relative to it, and the tests that judge changes to them.
 
-    classes: the operators of the changes; () for all. Of files that kernels run, the oracle judges
-    the others. kinds: those of the changes, of `KINDS`; () for all.
+    classes: the operators of the changes; () for all. In files that kernels run, the oracle judges
+    the other operators. kinds: those of the changes, of `KINDS`; () for all.
     """
 
     package: str
@@ -312,7 +312,7 @@ def _caught_by(part: Part, finding: Finding | None) -> tuple[str, ...]:
 
 
 def _finding(ended: _Ended) -> Finding | None:
-    """What the tests found, or None. Raises `R18Error` if there were no tests."""
+    """The tests' finding, or None if they passed. Raises `R18Error` if there were no tests."""
     if ended.passed:
         return None
     if ended.code == 5:  # pytest's code if it collected no tests

@@ -106,9 +106,9 @@ LATE = "late"
 """The check of a mutant that was not examined before the deadline."""
 
 NETWORK = SIMULATED_NETWORK
-"""What host code is run in after its kernels: the smallest network that has every layer."""
+"""The network that runs host code after its kernels: the smallest that has every layer."""
 SAMPLES = 2
-"""Its images."""
+"""The network's images."""
 GLANCE = 4
 """Problems drawn for every kernel before any is searched; they catch most mutants."""
 
@@ -156,7 +156,7 @@ def trial(
     kernels: in the order of examination. silence_seconds: the time limit of one call. precisions:
     those in which the network `NETWORK` is run after the kernels.
     A process that dies, a failing import and an exception in the oracle are findings too. Findings
-    of the checks `INVALID`, `SAME_CODE` and `LATE` are no faults: the mutant was not examined.
+    of the checks `INVALID`, `SAME_CODE` and `LATE` are not faults: the mutant was not examined.
     Raises `UsageError` on a system without `fork`, and `R18Error` if this machinery itself fails.
     """
     if not hasattr(os, "fork"):

@@ -1,1 +1,1 @@
-"""Networks end to end: checkpoints against float64, and what a precision may lose."""
+"""Networks end to end: checkpoints against float64, and the allowed loss of a precision."""

@@ -56,7 +56,7 @@ DEFAULT_BATCH = 4
 
 @dataclass
 class Shared:
-    """What comparisons of one network on the same weights and images have in common, whatever the
+    """Results shared by comparisons of one network on the same weights and images, whatever the
     backend and the precision: the network in integers or e4m3, by precision and fusion level, and
     the float64 values that were read, by whether they are those networks'."""
 

@@ -139,7 +139,7 @@ class LossSums:
 
 
 def allowance_of(precision: Precision, multiple: float) -> Allowance:
-    """What a program may lose against its reference: nothing in integers, whatever the multiple.
+    """A program's allowed loss against its reference: nothing in integers, whatever the multiple.
 
     Raises as `Allowance.of`.
     """

@@ -23,7 +23,7 @@ IMAGES = 8
 """Different images, whatever the batch: a smaller batch runs repeatedly, a larger one repeats
 them."""
 SEED = 0
-"""Of the images."""
+"""The seed of the images."""
 
 
 class OutputErrors:

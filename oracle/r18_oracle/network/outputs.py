@@ -37,7 +37,7 @@ from r18_oracle.ops.integers.arithmetics import PAIRS, UNEXPLAINED
 IMAGES = 2
 """The most different images; a larger batch repeats them."""
 SEED = 0
-"""Of the images."""
+"""The seed of the images."""
 
 
 def output_loss(
@@ -142,11 +142,11 @@ class IntegerYardstick:
         self._expected: dict[int, Array] = {}
 
     def fault_of_peer(self, mode: str, runner: Runner, batch: int) -> str:
-        """What is wrong inside a peer, in words; empty where a known arithmetic without saturating
+        """Describe the first fault inside a peer; empty where a known arithmetic without saturating
         sums gives every element of every value.
 
-        Of the same images as its output, which must be that of the peer looked into. mode: the
-        peer's.
+        The images are those of its output, which must equal that of the peer that is examined.
+        mode: the peer's.
         """
         images = seeded_images(self._schedule, min(batch, IMAGES), SEED).values
         images = images[np.arange(batch) % len(images)]
@@ -189,7 +189,7 @@ class IntegerYardstick:
 
 
 def _fault(found: Reasons) -> str:
-    """What is wrong with a peer's integers: sums that saturate, and what nothing explains."""
+    """Describe the faults in a peer's integers: sums that saturate, and unexplained elements."""
     counts = found.total(0)
     parts = []
     short = sum(count for name, count in counts.items() if PAIRS in name)
@@ -208,7 +208,7 @@ def _fault(found: Reasons) -> str:
 
 
 _Key = tuple[str, str, str, int, str]
-"""What tells rows apart: name, kind of device, precision, batch and algorithm."""
+"""The key of a row: name, kind of device, precision, batch and algorithm."""
 
 
 def _key(contender: Contender) -> _Key:
@@ -238,8 +238,8 @@ class OutputJudge:
     def loss(self, contender: Contender, runner: Runner) -> float:
         """A contender's loss over its allowance.
 
-        In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer of
-        which every element is explained (`r18_oracle.network.reasons`) by exact sums or those of
+        In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer
+        whose elements are all explained (`r18_oracle.network.reasons`) by exact sums or those of
         float32, else infinite, and `fault` says why. A peer that runs in another precision there is
         judged in that one.
         """
@@ -259,8 +259,8 @@ class OutputJudge:
         return _ratio(output_loss(contender, runner, schedule, weights))
 
     def fault(self, row: Row) -> str:
-        """What is wrong with the integers of a row that was judged, in words; empty where nothing
-        is, and in other precisions."""
+        """Describe the fault in the integers of a judged row; empty without one, and in other
+        precisions."""
         key = row.backend, row.device_kind, row.precision, row.batch, row.algorithm
         return self._faults.get(key, "")
 

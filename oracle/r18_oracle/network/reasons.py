@@ -48,11 +48,11 @@ from r18_oracle.ops.integers.pairs import corrections
 
 @dataclass(frozen=True)
 class StepReasons:
-    """What a step of two runs differs in.
+    """The differences of two runs in one step.
 
-    value:     what the step makes. elements: of it. differ: those that are not equal.
+    value:     the step's output. elements: of it. differ: those that are not equal.
     inherited: of them, those that both sides computed as specified, from other inputs.
-    sides:     of each run, what it computed in another way from its own inputs.
+    sides:     of each run, the elements that it computed differently from its own inputs.
     """
 
     step: str
@@ -248,7 +248,7 @@ def _sums(
     values: Mapping[str, Array],
     scales: Mapping[str, float],
 ) -> Operands:
-    """Of a convolution or a linear layer."""
+    """The operands of a convolution or a linear layer."""
     op = step.op
     assert isinstance(op, QuantizedConv2d | QuantizedLinear)
     weight = quantization.weights[step.name]

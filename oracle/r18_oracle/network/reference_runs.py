@@ -51,7 +51,7 @@ class LayerRun:
         self._values = {schedule.input: images}
 
     def take(self, value: str) -> Array:
-        """The value, after computing what it takes. Raises `KeyError` if it is not in `takes`."""
+        """The value, computed if needed. Raises `KeyError` if it is not in `takes`."""
         for step in self._needed(value):
             made = self._compute(step, tuple(self._read(name) for name in step.inputs))
             self._made.add(step.output)

@@ -1,1 +1,1 @@
-"""What each op means to the oracle: one `OpSpec` per file, found through `ops.table`."""
+"""The oracle's specification of each op: one `OpSpec` per file, found through `ops.table`."""

@@ -39,7 +39,7 @@ class AddSpec(OpSpec[Add]):
         yield from self.plainer(problem)
 
     def plainer(self, problem: Problem) -> Iterator[Problem]:
-        """Without the ReLU."""
+        """The problem without the ReLU."""
         assert isinstance(problem.op, Add)
         if problem.op.relu:
             yield Problem(Add(), problem.inputs)

@@ -80,7 +80,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
         return (*bias, *inputs[1:])
 
     def window_sum(self, op: Conv2d, x: Array) -> Array:
-        """(N, 1, OH, OW), or (N, O, OH, OW) of several groups."""
+        """Shape (N, 1, OH, OW), or (N, O, OH, OW) for several groups."""
         ones = torch.ones((op.groups, op.group_channels, *op.kernel_size), dtype=torch.float64)
         with torch.inference_mode(), threads_for(x.size):
             images = torch.from_numpy(np.ascontiguousarray(x))
@@ -149,8 +149,8 @@ class Conv2dSpec(SumSpec[Conv2d]):
             yield from grouped_or_dilated()
 
     def growing(self, kernel: Kernel) -> Iterator[Problem]:
-        """With bias and residual, whose place depends on the round. A wide window makes many
-        columns of few pixels, and an image of one row grows to any height."""
+        """Problems with bias and residual, whose place depends on the round. A wide window makes
+        many columns of few pixels, and an image of one row grows to any height."""
         for window in windows_for(kernel):
             extent = window[0] + 4
             yield fused(Conv2d(1, 2, *square(window)), (1, 1, extent, extent + 1))
@@ -169,7 +169,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield Problem(Conv2d(1, 2**25, (7, 7), (2, 2), (3, 3)), ((1, 1, 7, 7),))
 
     def many_tiles(self) -> Iterator[Problem]:
-        """With channels for kernels that require a multiple of 8."""
+        """Problems of many tiles, with channels for kernels that require a multiple of 8."""
         yield fused(Conv2d(8, 8, (3, 3), (1, 1), (1, 1)), (MANY_TILES, 8, 1, 2))
         # Channels for five tiles of 64. Five does not divide the number of blocks (264 on an H200),
         # so a block's next tile covers other channels.
@@ -210,7 +210,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield from self.plainer(problem)
 
     def plainer(self, problem: Problem) -> Iterator[Problem]:
-        """Without residual and ReLU, then without the bias too."""
+        """The problem without residual and ReLU, then also without the bias."""
         op = problem.op
         assert isinstance(op, Conv2d)
         if op.residual or op.relu:
@@ -253,7 +253,8 @@ def meeting_in(op: Conv2d, image: Shape, output: Shape, rng: Rng) -> tuple[Shape
 
 
 def around(op: Conv2d) -> tuple[Pair, Pair, Pair, int]:
-    """What PyTorch's convolutions take after weight and bias: stride, padding, dilation, groups."""
+    """Arguments of PyTorch's convolutions after weight and bias: stride, padding, dilation,
+    groups."""
     return op.stride, op.padding, op.dilation, op.groups
 
 
@@ -300,7 +301,7 @@ def with_residual(op: Conv2d, shape: Shape) -> Problem:
 
 
 def _product(rows: int, columns: int, depth: int) -> Problem:
-    """A 1×1 convolution, which is a matrix product, of at least so many columns. The image is
+    """A 1×1 convolution, which is a matrix product, of at least `columns` columns. The image is
     narrow."""
     op = Conv2d(depth, rows, (1, 1), bias=True, residual=True, relu=True)
     height, width = -(-columns // 13), 13

@@ -105,7 +105,7 @@ class ConvMaxPoolSpec(OpSpec[ConvMaxPool]):
         yield _joined(replace(few, out_channels=2**25), stem, (1, 1, 7, 7))
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
-        """First on the pooled output's axes, then on the convolution's."""
+        """Crossings on the pooled output's axes first, then on the convolution's."""
         of_conv, of_pool = Stems.of(kernel).windows[0]
         pool = MaxPool2d(*square(of_pool))
         for pooled in (True, False):
@@ -150,11 +150,12 @@ class ConvMaxPoolSpec(OpSpec[ConvMaxPool]):
     def exact_inputs(
         self, op: ConvMaxPool, inputs: list[Array], weights: list[Array], rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays]:
-        """Negative sums in every second variant, so that a padding of 0 would win.
+        """Exact inputs with negative sums in every second variant, so that a padding of 0 would
+        win.
 
         No sum is above zero and, with a negative bias, no output is. Where a ReLU would then hide
-        everything, a positive bias lifts some above zero. Products add up to at most half of what
-        is exact, and the bias is no larger.
+        everything, a positive bias lifts some above zero. Products add up to at most half of the
+        exact range, and the bias is no larger.
         """
         x, weight = inputs[0], weights[0]
         if variant % 2 == 0:

@@ -39,7 +39,7 @@ class GlobalAvgPoolSpec(OpSpec[GlobalAvgPool]):
             yield Problem(GlobalAvgPool(), (shape,))
 
     def exact(self, problem: Problem, algorithm: str) -> bool:
-        """Only where the divisor is a power of two."""
+        """Whether results are exact: only where the divisor is a power of two."""
         count = self.terms(problem)
         return algorithm == "mean" and count & (count - 1) == 0
 

@@ -66,7 +66,7 @@ class AvgPoolLinearSpec(OpSpec[AvgPoolLinear]):
         yield _joined((1, 1, 1, 1), BEYOND_GRID)
         yield _joined((1, BEYOND_GRID, 1, 1), 1)
         yield _joined((BEYOND_GRID, 1, 1, 1), 1)
-        # So many channels that a thread adds few pixels at a time.
+        # Enough channels that a thread adds few pixels at a time.
         yield _joined((1, 4096, 3, 5), 3)
 
     def vast(self) -> Iterator[Problem]:
@@ -93,7 +93,7 @@ class AvgPoolLinearSpec(OpSpec[AvgPoolLinear]):
     # -- inputs --------------------------------------------------------------------------------
 
     def exact(self, problem: Problem, algorithm: str) -> bool:
-        """Only where the divisor is a power of two."""
+        """Whether results are exact: only where the divisor is a power of two."""
         count = self.terms(problem)
         return algorithm in self.algorithms and count & (count - 1) == 0
 

@@ -35,7 +35,7 @@ class LinearSpec(SumSpec[Linear]):
         return (weights[1],)
 
     def window_sum(self, op: Linear, x: Array) -> Array:
-        """(N, 1)."""
+        """Shape (N, 1)."""
         total: Array = x.sum(axis=1, keepdims=True)
         return total
 
@@ -103,7 +103,7 @@ class MatMulSpec(SumSpec[MatMul]):
         return ()
 
     def window_sum(self, op: MatMul, x: Array) -> Array:
-        """(N, 1)."""
+        """Shape (N, 1)."""
         return SPEC.window_sum(Linear(op.in_features, op.out_features), x)
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:

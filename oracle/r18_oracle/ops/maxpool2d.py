@@ -56,7 +56,7 @@ class MaxPool2dSpec(OpSpec[MaxPool2d]):
     def exact_inputs(
         self, op: MaxPool2d, inputs: list[Array], weights: list[Array], rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays]:
-        """Negative, so that a padding of 0 would win."""
+        """Negative inputs, so that a padding of 0 would win."""
         return (-np.abs(inputs[0]) - 1,), ()
 
     def flood(self, flat: Array, rng: Rng) -> None:

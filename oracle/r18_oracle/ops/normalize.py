@@ -1,4 +1,4 @@
-"""Normalize: bytes into what networks take, (x / 255 − mean) / std by channel."""
+"""Normalize: bytes into network inputs, (x / 255 − mean) / std by channel."""
 
 from __future__ import annotations
 

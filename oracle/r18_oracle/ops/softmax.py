@@ -41,7 +41,8 @@ class SoftmaxSpec(OpSpec[Softmax]):
     def wide(
         self, problem: Problem, inputs: Arrays, weights: Arrays, rng: Rng
     ) -> tuple[Arrays, Arrays]:
-        """So far apart that exp overflows in float32 if not the largest value is subtracted."""
+        """Values so far apart that exp overflows in float32 unless the largest value is
+        subtracted."""
         return (rng.standard_normal(problem.inputs[0]) * 100.0,), weights
 
 

@@ -48,7 +48,7 @@ class Summand:
 
 
 class OpSpec(ABC, Generic[O]):
-    """What an op means to the oracle. Every method with a body is a default to override.
+    """The oracle's specification of an op. Every method with a body is a default to override.
 
     op:          the op's class.
     algorithms:  the algorithms of rounding contracts that its kernels may declare, the plainest
@@ -185,7 +185,7 @@ class OpSpec(ABC, Generic[O]):
         return None
 
     def explain(self, op: O, inputs: Tensors, weights: Tensors, got: Array) -> str:
-        """What may have made this wrong output (float64), in a sentence; empty if unknown."""
+        """A likely cause of this wrong output (float64), in a sentence; empty if unknown."""
         return ""
 
     def exact(self, problem: Problem, algorithm: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a worker runs: one kernel on the problems of a profile, or a program's batches.
+"""Tasks of a worker: one kernel on the problems of a profile, or a program's batches.
 
 Kernels are examined by `r18_oracle.check.perturbed`. Programs compute the tiny network. Each seed
 compiles a new one, so that delays in branches are part of its graph, and gives it several batches

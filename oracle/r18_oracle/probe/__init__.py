@@ -13,6 +13,6 @@
 Sources: FPRev (arXiv 2411.00442) for `order`; Fasi, Higham, Mikaitis, Pranesh (PeerJ CS 7:e330,
 2021) and Hickmann, Bradford (tensor cores by chosen inputs, PMBS 2019) for `sums`.
 
-A probe sees the shapes that it poses. What it finds is the coarsest over short and long sums, few
-and many rows, and windows of one and of nine taps; the search then looks at all other shapes.
+A probe sees the shapes that it poses. It finds the coarsest arithmetic over short and long sums,
+few and many rows, and windows of one and of nine taps; the search then looks at all other shapes.
 """

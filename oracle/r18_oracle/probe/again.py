@@ -72,7 +72,7 @@ def settle_again(*, found: Found, findings: Sequence[Finding], announce: Announc
 
 
 def _finding(target: Target, findings: Sequence[Finding], announce: Announce) -> Finding | None:
-    """The first that all checks make on the problems of these findings and on larger ones of the
+    """The first finding of all checks on the problems of these findings and on larger ones of the
     same windows. A search draws such problems only by chance, and a finding's was shrunk until
     hardly more than rounding errors was left to find."""
     backend = backend_of(target.name)

@@ -14,8 +14,8 @@ from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.judge.reference import kernel_running
 
 TERMS = 72
-"""Of a sum with few terms that are not zero: a multiple of what matrix units take in one step, and
-of a 3×3 window."""
+"""Terms of a sum with few non-zero terms: a multiple of the terms that matrix units take in one
+step, and of a 3×3 window's."""
 OUTPUTS = 16
 """A function may take another path for one row or column, such as a matrix-vector product."""
 

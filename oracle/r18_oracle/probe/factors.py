@@ -38,13 +38,13 @@ class Factors:
 
 
 def factors_of(dots: Dots, storage: str) -> Factors:
-    """What the function rounds factors to, in one form. storage: the format of its arrays."""
+    """The format that the function rounds factors to. storage: the format of its arrays."""
     found = [_side(dots, storage, of_weights=side) for side in (False, True)]
     return min(found, key=lambda one: (one.bits, not one.cut_off))
 
 
 def are_whole(dots: Dots, bits: int, *, truncates: bool) -> bool:
-    """Whether what a single product loses is lost by the accumulator of so many bits alone.
+    """Whether a single product loses only what a `bits`-bit accumulator loses.
 
     A product of 1 + t and 1 is rounded there whether its factors were or not. For two factors 1 + t
     with t = 0.4 of the last bit the product is 1 + 0.8: rounded it is 1 + 1, and 1 if the factors
@@ -81,9 +81,9 @@ def _side(dots: Dots, storage: str, *, of_weights: bool) -> Factors:
 
 
 def _left(dots: Dots, values: Array, of_weights: bool) -> Array:
-    """What is left of each value when it is multiplied by 1 and zeros are added; the worst of
-    the outputs, which should be equal. In one call, or a few values a call where the function does
-    not take as many outputs."""
+    """Each value after it is multiplied by 1 and zeros are added; the worst of the outputs, which
+    should be equal. In one call, or a few values a call where the function does not take as many
+    outputs."""
     one, count = np.ones((OUTPUTS, TERMS)), len(values)
     taken = dots.takes(*((OUTPUTS, TERMS, count) if of_weights else (count, TERMS, OUTPUTS)))
     if not taken and count != OUTPUTS:

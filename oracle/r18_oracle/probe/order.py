@@ -1,7 +1,7 @@
 """The order in which products are added, as a tree: FPRev (arXiv 2411.00442).
 
 In a sum of n ones, term i is replaced by M and term j by −M, with M so large that adding a one to
-it changes nothing. What is added before the two meet is lost, so n minus the result is the number
+it changes nothing. Terms added before the two meet are lost, so n minus the result is the number
 of terms below the node where they meet. Those numbers, for every pair, are the tree. A node with
 more than two children is an addition of several terms at once, as tensor cores do it.
 
@@ -21,7 +21,7 @@ from r18_oracle.functions.arithmetic import BITS, SUMS, Arithmetic
 from r18_oracle.probe.dots import OUTPUTS, Dots
 
 TERMS = (63, 64)
-"""Of the sum that is looked at, the first that the function takes; about 2000 pairs."""
+"""Terms of the sum that is examined: the first number that the function takes; about 2000 pairs."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ HOST = ("torch", "numpy")
 TRIED = 6
 """Problems on which a library's arrays are tried."""
 MOST_MACS, MOST_ELEMENTS = 400_000, 4_096
-"""Of a small problem: as large as a quick search draws them (`r18_oracle.search.profiles`)."""
+"""The size of a small problem: as large as a quick search draws (`r18_oracle.search.profiles`)."""
 CALLS, CALLS_SECONDS = 20, 0.5
 """The calls that a time is the least of, and the seconds after which they are enough."""
 LARGER = 64
@@ -51,7 +51,7 @@ SLOW = 0.05
 
 @dataclass(frozen=True)
 class Found:
-    """What settling found.
+    """The result of settling.
 
     target:     the target with its arrays and, where nothing contradicts, its contract.
     arithmetic: what the function computes with; None if it could not be probed.
@@ -108,7 +108,7 @@ def unsettled(target: Target) -> Target:
 
 
 def _declared(target: Target) -> Target:
-    """Held to the contract that was given, or to what is expected."""
+    """The target held to the contract that was given, or to what is expected."""
     return target if target.contract else target.with_contract(target.expected)
 
 
@@ -153,7 +153,7 @@ def _in_order(target: Target, kinds: Iterable[str] = tuple(KINDS)) -> list[str]:
 
 
 def _objection(target: Target, announce: Announce) -> str | None:
-    """What the function raises on each of some small problems; None if it computes one of them."""
+    """The error that the function raises on small problems; None if it computes one of them."""
     backend = backend_of(target.name)
     said = "nothing: it takes no problem at all"
     for problem in _small(backend.kernel):

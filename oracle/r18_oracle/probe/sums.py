@@ -2,7 +2,7 @@
 
 Three products B, s and −B, with s = B·2⁻ᵏ, stand at random places of a sum, and zeros everywhere
 else. Where B and −B meet first the result is s, whatever the accumulator. Elsewhere B + s has to be
-held, which p bits do for k < p alone. So the smallest k at which any of the placements loses s is
+held, which p bits do only for k < p. So the smallest k at which any of the placements loses s is
 p, whatever the order of the sum is. Long sums show accumulators that are only narrow between parts
 (a partial sum in float16), and short ones those that only short sums have.
 
@@ -94,8 +94,9 @@ def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
 
 
 def _accumulator(dots: Dots, storage: str, length: int, count: int, *, few: bool = False) -> Sums:
-    """What sums of one length show. count: of placements. few: `FEW` rows in a call, and only those
-    k at which a known format ends, and one less: it may be narrow, but not wide."""
+    """The accumulator that sums of one length show. count: of placements. few: `FEW` rows in a
+    call, and only those k at which a known format ends, and one less: it may be narrow, but not
+    wide."""
     most = MOST[storage]
     ends = {k for bits in BITS.values() for k in (bits - 1, bits)}
     shifts = np.array([k for k in range(1, most + 1) if not few or k in ends])

@@ -34,9 +34,9 @@ SHAPES = (
 )
 """Batch, channels, output channels, extent and window: libraries choose by them."""
 SMALL = {"float16": 2.0**-12, "bfloat16": 2.0**-30, "float32": 2.0**-30, "float64": 2.0**-60}
-"""Next to 1 it is less than a unit roundoff of the arrays' format."""
+"""Weights that, next to 1, are less than a unit roundoff of the arrays' format."""
 ROUNDING_ERROR = 0.5
-"""A change as large as this is none: the output meets the weight of 1, where it should not."""
+"""A larger change is no rounding error: the output meets the weight of 1, where it should not."""
 
 
 def transformed(

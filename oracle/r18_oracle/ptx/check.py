@@ -141,7 +141,7 @@ def first_violation(
 ) -> Disorder | None:
     """The first violation that is not accepted in the functions that a kernel launches.
 
-    network: None for the kernel's own problems alone. on_function: called with each label. Raises
+    network: None for the kernel's own problems only. on_function: called with each label. Raises
     `PtxError` and what compiling raises.
     """
     checked: set[DeviceFunction] = set()

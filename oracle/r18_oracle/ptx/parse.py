@@ -96,7 +96,7 @@ class Function:
 
     @cached_property
     def ordering(self) -> tuple[tuple[Instruction, ...], ...]:
-        """Of each block, the instructions that access memory, synchronise or end the thread."""
+        """For each block, the instructions that access memory, synchronise or end the thread."""
         return tuple(
             tuple(i for i in block.instructions if i.opcode.partition(".")[0] in _ORDERING)
             for block in self.blocks

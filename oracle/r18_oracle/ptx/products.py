@@ -150,15 +150,15 @@ def _release_wait(function: Function) -> Iterator[Disorder]:
 
 
 def _is_arrival(instruction: Instruction) -> bool:
-    """Says that memory may be used again, not that a copy has begun."""
+    """Whether an arrival says that memory may be used again, not that a copy has begun."""
     return instruction.starts("mbarrier.arrive") and not instruction.starts(
         "mbarrier.arrive.expect_tx"
     )
 
 
 def _follow(function: Function, arrival: Instruction) -> tuple[bool, bool]:
-    """What may follow an arrival: more products before a wait for all of them; and, after a wait
-    and before more products, another arrival."""
+    """Whether an arrival may be followed by more products before a wait for all of them; and
+    whether, after a wait and before more products, by another arrival."""
     more = released = False
     (start,) = (i for i, block in enumerate(function.ordering) if arrival in block)
     block = function.ordering[start]

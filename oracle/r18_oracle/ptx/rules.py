@@ -69,14 +69,14 @@ def disorders(
 
 
 def _is_async(instruction: Instruction) -> bool:
-    """Reads or writes shared memory through the async proxy."""
+    """Whether an instruction reads or writes shared memory through the async proxy."""
     return instruction.starts("wgmma.mma_async", "cp.async.bulk") and not instruction.starts(
         "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.bulk.prefetch"
     )
 
 
 def _is_copy(instruction: Instruction) -> bool:
-    """A `cp.async` of the generic proxy."""
+    """Whether an instruction is a `cp.async` of the generic proxy."""
     return instruction.starts("cp.async.ca", "cp.async.cg")
 
 

@@ -1,4 +1,4 @@
-"""What compute-sanitizer's tools found, kernel by kernel: `sanitize-<device>.json`.
+"""Records of compute-sanitizer's findings, kernel by kernel: `sanitize-<device>.json`.
 
 There is an entry for each tool and kernel. It is reused while the kernel's sources, its choices and
 the request are the same.

@@ -52,7 +52,7 @@ GRACE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Request:
-    """What to run: kernel ids, on the problems of a profile and of a network (or None).
+    """The kernels to run, by id, on the problems of a profile and of a network (or None).
 
     seconds: the time limit for each kernel under a tool.
     """
@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True)
 class KernelResult:
-    """What a tool found in one kernel.
+    """A tool's findings in one kernel.
 
     problems: calls that returned. errors: as the tool counts them; None without a summary.
     complaints: the errors that it printed. broken: why the run did not finish, if it did not.
@@ -256,7 +256,7 @@ class Runner:
 
 @dataclass
 class _Process:
-    """What one process did.
+    """The result of one process.
 
     begun: the kernels that it began. problems: calls of each kernel that finished. broken: the
     reason for each that did not. errors, complaints: the tool's, for the whole process.

@@ -20,7 +20,7 @@ from r18_oracle.session import backend_with, matching
 
 @dataclass
 class Sanitization:
-    """What the tools found, by tool.
+    """The tools' findings, by tool.
 
     kernels: how many kernels each tool was to run. known: how many results are from the record.
     version: compute-sanitizer's. path: the record, if there is one.

@@ -63,7 +63,7 @@ def parse(text: str) -> Report:
 
 
 def _headline(line: str) -> str:
-    """What is wrong, without where: `Race reported between Write access`."""
+    """The error without its place: `Race reported between Write access`."""
     return re.split(r" at (?=\S*\+0x|0x)", line.removeprefix("Error: "))[0].rstrip(". ")
 
 

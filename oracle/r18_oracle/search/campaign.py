@@ -205,7 +205,7 @@ class Campaign:
             self.report.network_problems += accepted
 
     def _run_fixed(self, one: Kernel, problem: Problem, index: int, *, light: bool) -> bool:
-        """A problem that was not drawn; False if it is refused."""
+        """Examine a problem that was not drawn; False if it is refused."""
         rounding = ROUNDING[index % len(ROUNDING)]
         with self._shrinking(one):
             return self._attempt(one, problem, self.seed, rounding, light)

@@ -49,7 +49,7 @@ class Share:
 
         A kernel gets its op's corners and its crossings; with twins, of the corners those with many
         tiles and a part of the others. A choice gets crossings at the edges that not all choices
-        have, and many tiles. What a kernel names itself is among them in every profile.
+        have, and many tiles. A kernel's own `extra_problems` are among them in every profile.
         """
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
         if self.common is None:

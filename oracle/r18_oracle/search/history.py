@@ -1,4 +1,4 @@
-"""What came before: findings that a single call in a fresh process does not show.
+"""Findings that depend on earlier calls, and so do not appear in a fresh process.
 
 Campaigns call many kernels in one process. `confirmed` runs a finding's call alone in a fresh
 process. If it is right there, it depends on earlier calls; they are replayed in fresh processes

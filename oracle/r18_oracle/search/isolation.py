@@ -1,4 +1,4 @@
-"""What separates a worker process from its parent: streams, signals, children, memory.
+"""Isolation of a worker process from its parent: streams, signals, children, memory.
 
 This contains accidents. It is no sandbox: a kernel can do whatever the user can do.
 """

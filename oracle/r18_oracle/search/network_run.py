@@ -85,7 +85,7 @@ class NetworkRun:
 
 
 def program_label(backend: str, fusion: str, precision: str) -> str:
-    """What a finding on a whole program names in place of a kernel."""
+    """The name that a finding on a whole program has in place of a kernel."""
     return f"{backend}/program/{fusion}/{precision}"
 
 
@@ -96,5 +96,5 @@ def _weights(source: str, network_name: str) -> Weights:
 
 @lru_cache(maxsize=1)  # some 100 MB for ResNet-18 and few images
 def _shared(network_name: str, weights: str, samples: int, seed: int) -> Shared:
-    """What the runs of a network on these weights and images have in common."""
+    """The results shared by the runs of a network on these weights and images."""
     return Shared()

@@ -1,4 +1,4 @@
-"""What was verified, on which device, from which sources: `verify-<device>.json`.
+"""Records of verified kernels, their device and their sources: `verify-<device>.json`.
 
 Each kernel has an entry: the digest of its sources and choices, what was run, and its largest
 error/bound. A kernel that has changed since is stale and must be verified again. A record of one
@@ -147,7 +147,7 @@ def _kernels(
 
 
 def digest_of(backend: Backend, kernel: Kernel) -> str | None:
-    """Of the kernel's sources and of the ids of its variants, which are checked with it.
+    """A digest of the kernel's sources and of the ids of its variants, which are checked with it.
 
     None for a kernel that is not compiled from its own sources.
     """

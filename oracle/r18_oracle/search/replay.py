@@ -245,7 +245,7 @@ def _network_run(backend: Backend, finding: Finding, announce: Announce) -> Find
 
 
 def _choice(backend: Backend, finding: Finding, announce: Announce) -> Finding | None:
-    """The whole campaign: only that shows which problems a choice takes."""
+    """Replay the whole campaign: only that shows which problems a choice takes."""
     return run_campaign(
         backend,
         kernel_of(backend, finding.kernel),
@@ -258,7 +258,8 @@ def _choice(backend: Backend, finding: Finding, announce: Announce) -> Finding |
 
 
 def _coverage(backend: Backend, finding: Finding) -> Finding | None:
-    """A kernel that takes nothing, or an op of the network that no kernel takes."""
+    """The finding of a kernel that takes nothing, or of an op of the network that no kernel
+    takes."""
     name, batches = finding.details["network"], tuple(finding.details["batches"])
     if "*" in finding.kernel or finding.problem is None:
         again = coverage_findings(finding.backend, backend, name, batches, finding.seed)

@@ -38,7 +38,7 @@ from r18_oracle.xfails import ExpectedFailure
 
 @dataclass(frozen=True)
 class Request:
-    """What to verify.
+    """The kernels and networks to verify.
 
     kernels:    a glob over kernel ids.
     expected:   failures that are expected, strictly (`r18_oracle.xfails`).
@@ -144,7 +144,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Nothing was found but what was expected, and all of that; nothing is left."""
+        """Whether kernels ran, the findings are exactly the expected ones, and nothing is left."""
         return self.executed and not (self.findings or self.passed or self.left)
 
     @property
@@ -356,7 +356,7 @@ class _BackendRun:
         return None
 
     def _sort(self) -> None:
-        """Kernels and precisions as they are listed; findings on the network last."""
+        """Sort kernels and precisions as they are listed; findings on the network last."""
         order = {kernel.id: index for index, kernel in enumerate(self.backend.kernels())}
         precisions = list(PRECISIONS)
         result = self.result

@@ -42,7 +42,7 @@ def page(
 def page_data(
     verification: Verification, folder: Path | None, about: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What `r18.report.verification.verification_page` takes."""
+    """The data for `r18.report.verification.verification_page`."""
     data, request = to_json(verification), verification.request
     for backend, result in zip(data["backends"], verification.backends, strict=True):
         backend |= {"executed": result.executed, "device_words": str(result.device)}

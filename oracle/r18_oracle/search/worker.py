@@ -278,7 +278,7 @@ def _start(variables: dict[str, str], folder: str) -> _Worker:
 
 
 _numbers = count()
-"""Of the slates of this process's workers."""
+"""The numbers of the slates of this process's workers."""
 
 
 def _stderr() -> Connection | None:
@@ -381,7 +381,7 @@ def _listen(
                 _end(worker)
             yield Outcome(job, result=content, seconds=worker.heard - worker.started)
     for worker in pool:
-        # What the kernel has started may hold the pipe open.
+        # Processes that the kernel started may hold the pipe open.
         if worker.job and not worker.process.is_alive() and not worker.pipe.poll():
             yield _lost(worker, "crash", _cause_of_death(worker))
     yield from _silent(pool)

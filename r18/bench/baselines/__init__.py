@@ -4,7 +4,7 @@ eager, graph, compile: torchvision's own module, run as its users run it
 (`r18.bench.baselines.torchvision`). onnxruntime, openvino: exported to ONNX, on the CPU
 (`r18.bench.baselines.exported`).
 
-Each is at its best: what is built (captured, compiled, searched for) is built before anything is
+Each is at its best: capturing, compiling and searching are done before anything is
 timed, and inputs are where the library wants them. A library is imported when it is needed: the
 core works without any.
 """

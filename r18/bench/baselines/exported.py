@@ -1,4 +1,4 @@
-"""What peers that run the exported network on the CPU have in common."""
+"""The base class of peers that run the exported network on the CPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Exported(ABC):
     def _built(
         self, model: bytes, images: str, output: str, precision: str
     ) -> Callable[[], object]:
-        """What runs the model once, from `_images` to `_output`; the names are theirs in it."""
+        """A function that runs the model once, from `_images` to `_output`; the names are the
+        model's."""
 
     def load(self, images: Array) -> None:
         np.copyto(self._images, images)
@@ -87,7 +88,7 @@ class Exported(ABC):
 
 
 def not_importable(mode: str, error: ImportError) -> BackendUnavailable:
-    """What to raise where a library is missing."""
+    """The error where a library is missing."""
     return BackendUnavailable(mode, f"it does not import: {error}", "pip install 'r18[peers]'")
 
 

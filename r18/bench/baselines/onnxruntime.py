@@ -15,7 +15,7 @@ ERRORS_ONLY = 3
 
 
 def device_words(kind: str) -> str:
-    """What it runs on; imports what it needs."""
+    """The CPU, its threads and the library's version, in words; imports what it needs."""
     try:
         import onnx  # noqa: F401  # the model is made with it
         import onnxruntime

@@ -12,11 +12,11 @@ from r18.machine import thread_count
 
 HINTS = {FP32.name: "f32", BF16.name: "bf16", INT8.name: "f32"}
 """OpenVINO's inference precision by ours. A CPU with bfloat16 would take that for float32 too; in
-int8 it is what the integers are scaled to."""
+int8 it is the format that the integers are scaled to."""
 
 
 def device_words(kind: str) -> str:
-    """What it runs on; imports what it needs."""
+    """The CPU, its threads and the library's version, in words; imports what it needs."""
     try:
         import onnx  # noqa: F401  # the model is made with it
         import openvino

@@ -7,8 +7,8 @@ compile: `torch.compile(mode="reduce-overhead")`, which brings CUDA graphs of it
 Its fp16x3 is its fp32, which that competes with: PyTorch splits no factors.
 
 Each in NCHW and in channels-last memory. On a CPU only in NCHW, and bfloat16 only in channels-last
-memory, where its convolutions are faster. What is built (captured, compiled, searched for by cuDNN)
-is built before anything is timed.
+memory, where its convolutions are faster. Graphs are captured, code is compiled and cuDNN's
+algorithms are searched before anything is timed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def place(kind: str) -> str:
 
 
 def torch_flush(nbytes: int) -> Flush:
-    """Fills so many bytes of PyTorch's CUDA device each time it is called."""
+    """Return a function that overwrites `nbytes` bytes of PyTorch's CUDA device."""
     import torch
 
     buffer = torch.empty(nbytes, dtype=torch.uint8, device=place("cuda"))

@@ -1,4 +1,4 @@
-"""Which peers there are, and which of them run on a kind of device."""
+"""The peers of a benchmark, and the kinds of device that each runs on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from r18.errors import UsageError, unknown
 KINDS = {
     "eager": ("cpu", "cuda"),
     "graph": ("cuda",),  # a way around a GPU's launches
-    "compile": ("cuda",),  # the same: its CUDA graphs are what is asked for
+    "compile": ("cuda",),  # the same, by its CUDA graphs
     "onnxruntime": ("cpu",),
     "openvino": ("cpu",),
 }
@@ -53,7 +53,7 @@ def ways(modes: str, kinds: Iterable[str]) -> dict[str, tuple[Way, ...]]:
     """The peers that `--peers` asks for, by kind of device.
 
     modes: some of `MODES` separated by commas, or "all". `PEER` is always among them, and in both
-           layouts when another mode of torchvision's is asked for.
+           layouts when `modes` names another mode of torchvision's.
 
     A mode that was named and suits none of the kinds is put with the first: it cannot be made
     there, and so is left out with a reason. Raises `UnknownName`; `UsageError` for a repetition.

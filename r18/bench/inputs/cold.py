@@ -25,17 +25,20 @@ RUNS = 30
 GPU_NBYTES = 512 << 20
 """Four times the largest L2 of a GPU so far, 126 MB."""
 CPU_FACTOR = 2
-"""Of the largest cache: the buffer is read and written in order, so it replaces everything."""
+"""The buffer's size in multiples of the largest cache. It is read and written in order, so it
+replaces everything."""
 BYTE = 0x5A
-"""What a GPU's buffer is filled with. Not zero: a device may store zeros without their bytes."""
+"""The byte that a GPU's buffer is filled with. Not zero: a device may store zeros without their
+bytes."""
 
 Flush = Callable[[], None]
-"""Overwrite the caches; complete when it returns."""
+"""A function that overwrites the caches; complete when it returns."""
 
 
 @dataclass(frozen=True)
 class Cold:
-    """What was measured; milliseconds are of a batch. nbytes: overwritten before each run."""
+    """Times with overwritten caches, in milliseconds of a batch. nbytes: overwritten before each
+    run."""
 
     nbytes: int
     samples_ms: tuple[float, ...]
@@ -72,13 +75,13 @@ def flushed_nbytes(kind: str, caches: Mapping[str, int]) -> int:
 
 
 def flush_of(memory: Memory, nbytes: int) -> Flush:
-    """Fills a new buffer of a device's memory each time it is called."""
+    """A function that fills one buffer of a device's memory each time it is called."""
     buffer = memory.empty(nbytes)
     return lambda: memory.fill(buffer, BYTE)
 
 
 def host_flush(nbytes: int) -> Flush:
-    """Reads and writes a new array each time it is called.
+    """A function that reads and writes one array each time it is called.
 
     NOTE: not a fill. For arrays of this size libraries fill with stores that bypass the caches.
     """

@@ -19,13 +19,13 @@ from r18.backend import Array
 from r18.runtime.pipeline import Fed, pipeline
 
 STRETCHES = 5
-"""Of each contender; they take turns, as timed runs do."""
+"""Stretches of each contender; they take turns, as timed runs do."""
 SECONDS = 0.25
 """About how long a stretch is."""
 FEWEST, MOST = 4, 2000
 """Batches in a stretch."""
 LEAD, TRAIL = 4, 1
-"""Batches before the clock is read first (they build what is built once), and after the last."""
+"""Batches before the clock is read first (for one-time setup), and after the last."""
 
 
 class Feeding(Fed, Protocol):
@@ -37,7 +37,7 @@ class Feeding(Fed, Protocol):
 
 @dataclass(frozen=True)
 class FromHost:
-    """What was measured; milliseconds are of a batch, one of each stretch.
+    """Times with images fed from host memory: milliseconds of a batch, one of each stretch.
 
     nbytes:  of a batch's pixels. batches: in a stretch.
     runs_ms: from one output to the next. copies_ms: from one copy to the next, with nothing else:

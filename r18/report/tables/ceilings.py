@@ -1,4 +1,4 @@
-"""Peak rates of a device: instructions, memories, and what a library makes of them."""
+"""Peak rates of a device: of instructions, of memories, and of a library."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _of(
     measured: Mapping[str, MeasuredCeiling],
     library: tuple[float | None, float | None],
 ) -> Iterator[Row]:
-    """A row for each way, or one for the library alone."""
+    """A row for each way, or one for the library only."""
     for at, way in enumerate(measured or {"": None}):
         one = measured.get(way)
         numbers: list[float | None] = [None] * 4

@@ -1,4 +1,4 @@
-"""What tables of times say about their numbers: errors next to them, and where inputs were."""
+"""Captions and columns about the conditions of timings: errors, and where inputs were."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from r18.report.tables.table import Data, Row, cell
 OLD = "recorded before `r18 bench` measured errors"
 ERROR_HEADS = "error | error / PyTorch"
 STATES = {"cold": "cold", "from_host": "from host"}
-"""The parts of a row with other times of the same contender, and what its line is called."""
+"""The parts of a row with other times of the same contender, and the name of each one's line."""
 WARM = (
     "Times are warm unless marked otherwise: each run reads the batch, weights and "
     "buffers of the run before, and the last-level cache (a GPU's L2) holds what fits of them."
@@ -28,7 +28,7 @@ NOT_FED = (
 
 
 def error_captions(rows: Iterable[Data]) -> list[str]:
-    """What the errors of a benchmark's rows are, and why some are missing."""
+    """Captions that define the errors of a benchmark's rows, and say why some are missing."""
     found = list(rows)
     measured = [row["error"] for row in found if row.get("error") is not None]
     captions = []

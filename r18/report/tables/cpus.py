@@ -40,7 +40,7 @@ COLUMNS = {
 def cpus_table(options: Options, folder: Path) -> Table:
     """A row for each CPU, precision and batch in which the backend was timed; times per image.
 
-    What was not timed has no row, and a library that was not has an empty cell.
+    Combinations that were not timed have no row, and a library that was not has an empty cell.
     """
     backend = options.get("backend", BACKEND)
     groups: list[Data] = []

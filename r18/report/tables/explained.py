@@ -1,4 +1,4 @@
-"""The table of what libraries compute in int8: elements by class, a column for each library."""
+"""The table of libraries' int8 arithmetic: elements by class, a column for each library."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _moved(entry: Data) -> str:
 
 
 def _inherited(entry: Data) -> str:
-    """Of the last convolution."""
+    """The share of the last convolution's elements that are inherited."""
     last = [step for step in entry["steps"] if ".conv" in step["step"]][-1]
     return f"{last['inherited'] / last['elements']:.1%}"
 

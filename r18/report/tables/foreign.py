@@ -17,7 +17,7 @@ from r18.report.tables.table import (
 )
 
 SHORT = "torch.nn.functional."
-"""Left out of an operator's name."""
+"""The prefix that is left out of an operator's name."""
 
 
 def check_table(options: Options, folder: Path) -> Table:

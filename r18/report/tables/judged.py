@@ -9,7 +9,7 @@ from r18.report.tables.table import Data, Options, Row, Table, days, listed, nee
 
 
 def verify_table(options: Options, folder: Path) -> Table:
-    """What was verified, by op and algorithm."""
+    """The verified kernels, by op and algorithm."""
     record = record_of(folder, "verify", needed(options, "device"))
     backend = options.get("backend", "cupy")
     entries = {n: e for n, e in record["kernels"].items() if n.partition("/")[0] == backend}
@@ -55,7 +55,7 @@ def sanitize_table(options: Options, folder: Path) -> Table:
 
 
 def perturb_table(options: Options, folder: Path) -> Table:
-    """The kernels and programs of each backend that ran with delays, and what was found."""
+    """The kernels and programs of each backend that ran with delays, and the findings."""
     record = record_of(folder, "perturb", needed(options, "device"))
     ran: dict[tuple[str, str], list[Data]] = {}
     for what in ("kernels", "programs"):

@@ -15,7 +15,7 @@ cpus:     precisions, batches; backend (numba-cpu). Times next to those of each 
 from-host: devices, precisions, batches; network, fusion as in bench. Batches of pixels from host
           memory next to the times on the device; a row for each contender fed this way.
 ceilings: device. Rates of instructions and bandwidths of memories, in bursts and sustained, and
-          what a library makes of them; a row each.
+          a library's rates; a row each.
 roofline: device; backend (cupy), network, fusion. The network's time next to its floor and
           PyTorch's best; a row for each precision and batch.
 summary:  device, batch; backend (cupy). Throughput next to PyTorch's best, and both errors; a row
@@ -23,10 +23,10 @@ summary:  device, batch; backend (cupy). Throughput next to PyTorch's best, and 
 tuned:    device, precision, batch; backend (cupy), network, before. The time of each kernel that
           `r18 tune` chose next to its floor; `before` is an older table, stored with the records as
           tuned-<device>-<before>.json.
-verify:   device; backend (cupy). What was verified; a row for each op and algorithm.
+verify:   device; backend (cupy). The verified kernels; a row for each op and algorithm.
 check:    devices. Functions of other libraries, as `r18 check` judged them; a row each.
 sanitize: device. The findings of compute-sanitizer's tools.
-perturb:  device. What ran with delays, and the findings; a row each for kernels and programs.
+perturb:  device. The runs with delays, and the findings; a row each for kernels and programs.
 mutate:   devices; backends (all). The share of mutants caught; a row for each backend and choice
           of files.
 profile:  device, precisions, batches; backend (cupy), memory (contiguous or channels-last). CPU

@@ -26,7 +26,7 @@ VERIFIED = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """A backend and PyTorch's fastest mode in one precision; None for what was not measured.
+    """A backend and PyTorch's fastest mode in one precision; None for a missing measurement.
 
     images, torch_images: images per second at one batch.
     mode:                 PyTorch's fastest mode at that batch; empty without one.

@@ -1,4 +1,4 @@
-"""The type `Table`, and what all tables share: options, records by device, captions."""
+"""The type `Table`, and code shared by all tables: options, records by device, captions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMANDS: dict[type, str] = {
     CeilingsRecord: "r18 roofline --measure",
     Check: "python tools/check_foreign.py --record",
 }
-"""What makes a record, where it is not the command of its kind with `--record`."""
+"""The command that makes a record, where it is not the one of its kind with `--record`."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def evaluate_table(options: Options, folder: Path) -> Table:
 
 
 def quantised_table(options: Options, folder: Path) -> Table:
-    """Evaluations in int8: a row for each way to quantise, and what agrees with the reference."""
+    """Evaluations in int8: a row for each way to quantise, and its agreement with the reference."""
     device, images = needed(options, "device"), needed(options, "images")
     network, backend = options.get("network", "resnet18"), options.get("backend", "numba-cpu")
     entries = record_of(folder, "evaluate", device)["entries"].values()

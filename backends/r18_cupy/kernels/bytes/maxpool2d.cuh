@@ -53,7 +53,7 @@ __device__ __forceinline__ void pool_nchw(const T* x, T* out, const PoolShape& p
   out[index] = Order::byte_of(best);
 }
 
-// Of a window's pixels, the thread's channels: pixels are p.c bytes apart.
+// The thread's channels of a window's pixels, which are p.c bytes apart.
 struct Window {
   Span rows, columns;
   unsigned first;  // byte of x

@@ -98,7 +98,7 @@ struct FloatReader : QuadColumns {
   __device__ __forceinline__ void commit() const { cp_async_commit(); }
   __device__ __forceinline__ void wait() const { cp_async_wait<AHEAD - 1>(); }
 
-  // Of channel c of a quad. `slot`: stage and line.
+  // The address of channel c of a quad. `slot`: stage and line.
   __device__ __forceinline__ unsigned place(int slot, int c) const {
     return memory + (slot * MAX_CHANNELS + c) * THREADS * 16;
   }

@@ -19,8 +19,8 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
 }
 
 // A result in float as it is stored. With TF32_OUTPUT it is rounded to tf32, to nearest with ties
-// away from zero: tensor cores ignore the low 13 bits of an operand, and what the next layer would
-// lose to that leans to zero. Infinities and NaN stay; what arithmetic makes is no NaN of low bits
+// away from zero: tensor cores ignore the low 13 bits of an operand, and the next layer's loss by
+// that leans to zero. Infinities and NaN stay; arithmetic never makes a NaN of low bits
 // only, which would become infinite. Host counterpart: `round_to_tf32` in r18/graph/precision.py.
 __device__ __forceinline__ float to_output(float x) {
 #ifdef TF32_OUTPUT

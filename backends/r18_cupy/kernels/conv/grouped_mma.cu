@@ -2,13 +2,13 @@
 //
 // A warp computes 16 output channels. The groups have WIDTH channels, 4, 8, 16 or 32. Of 16 or 32 a
 // product reads one group. Of 8 it takes half the K, and reads one group too. Of 4 it reads two
-// groups, in one of which the pixels are replaced by zeros: zero weights alone would not do, since
-// an infinite pixel of the other group times zero is NaN. So each of the two has accumulators of
-// its own, half of which are used.
+// groups, and the pixels of one are replaced by zeros: zero weights alone would not do, since an
+// infinite pixel of the other group times zero is NaN. So each of the two has accumulators of its
+// own, and uses half of them.
 //
 // 1. The CTA copies 64 channels of the input under TILE × TILE outputs to shared memory.
-// 2. Warps load pixels by ldmatrix, tap by tap, and accumulate in float32 registers. Weights stay in
-//    registers, packed by the host in the order of fragments: see conv/grouped_mma.py.
+// 2. Warps load pixels by ldmatrix, tap by tap, and accumulate in float32 registers. Weights stay
+//    in registers, packed by the host in the order of fragments: see conv/grouped_mma.py.
 // 3. Epilogue: bias, residual, ReLU, one rounding; a lane stores two channels of each pixel.
 //
 // Swizzle: chunk c (16 bytes) of the pixel in column z of the copy is stored at c ^ z / stride % 8.
@@ -67,8 +67,8 @@ struct Halo {
   int rows, columns;
   unsigned inverse;  // of the stride, in units of 2^-16
 
-  // What the swizzle adds to the chunks of a pixel of this column. Any number is right, if it is
-  // the same where a pixel is written and where it is read.
+  // The number that the swizzle combines with the chunks of a pixel of this column. Any number is
+  // right, if it is the same where a pixel is written and where it is read.
   __device__ __forceinline__ unsigned key(unsigned column) const {
     return (column * inverse >> 16) % CHUNKS;
   }

@@ -1,4 +1,4 @@
-// What a thread of a grouped convolution computes: four output channels of one group, a slot, at
+// The share of a thread of a grouped convolution: four output channels of one group, a slot, at
 // PIXELS output pixels. NCHW or NHWC.
 //
 // Where a group's outputs are no multiple of four, its last slot has channels that do not exist.

@@ -43,7 +43,7 @@ __device__ __forceinline__ Tile tile_at(unsigned index, const ConvShape& p, int 
 
 // Maps a place of the tile to its row in a slab of outputs, which holds no padding.
 //
-// Places that are no outputs need rows too. SPARE, for a slab that is written: they get rows of
+// Places that are not outputs need rows too. SPARE, for a slab that is written: they get rows of
 // their own behind the outputs, so no two threads write the same bytes; nothing reads those rows.
 // For a slab that is read, they all map to row 0, and the value is discarded.
 template <bool SPARE>

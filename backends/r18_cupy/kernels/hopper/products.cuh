@@ -163,7 +163,7 @@ struct TileProducts {
 #endif
 
 // Multiplies one K tile, and calls `previous_read` once the products of the tile before have read
-// their operands. Those of this tile are in flight on return.
+// their operands. The products of this tile are in flight on return.
 template <typename PreviousRead>
 __device__ __forceinline__ void multiply_next(Accumulators& accumulators, unsigned a, unsigned b,
                                               const PreviousRead& previous_read) {

@@ -16,7 +16,7 @@
 
 constexpr int PROMOTED = 2;  // K steps of high halves in a K tile
 
-// Registers of a thread that are no accumulators.
+// Registers of a thread that are not accumulators.
 constexpr int OTHER_REGISTERS = 44;
 
 // Makes the compiler treat registers as read and written here. It does not know that `wgmma` writes
@@ -27,11 +27,11 @@ __device__ __forceinline__ void fence_registers(float (&of)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(of[i])::"memory");
 }
 
-// Of a thread, for N rows of B.
+// The accumulators of a thread, for N rows of B.
 template <int N>
 struct PromotedAccumulators {
   static constexpr bool WHOLE = 3 * N / 2 + OTHER_REGISTERS <= THREAD_REGISTERS;
-  // Of two parts, the first is as large as the second or eight rows larger.
+  // The first of two parts is as large as the second or eight rows larger.
   static constexpr int EARLY = WHOLE ? N : (N / 8 + 1) / 2 * 8;
 
   float main[N / 2] = {};   // sums of high·high products

@@ -130,8 +130,8 @@ __device__ __forceinline__ void wgmma_begin(float (&d)[N / 2], unsigned long lon
 #define WGMMA_BEGIN(N, COUNT, A, B) \
   WGMMA(wgmma_begin, 0, __half, N, "k16.f32.f16.f16", COUNT, A, B, ", 0, 0")
 
-// The same with A in registers, as pairs of float16. Of its warp's 16 rows, a lane holds rows i / 4
-// and 8 more: first columns 2·(i % 4) and the next of both rows, then these columns + 8. The
+// The same with A in registers, as pairs of float16. A lane holds rows i / 4 and i / 4 + 8 of its
+// warp's 16 rows: first columns 2·(i % 4) and the next of both rows, then these columns + 8. The
 // registers must not change while products are in flight.
 template <int N>
 __device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const unsigned (&a)[4],

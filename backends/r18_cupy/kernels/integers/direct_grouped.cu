@@ -17,7 +17,7 @@
 
 constexpr int kChannels = 4;  // of a word
 
-// The word of a pixel's next four channels, of which `existing` do; zeros for the others.
+// The word of a pixel's next four channels: the first `existing` ones, zeros for the others.
 __device__ __forceinline__ unsigned load(const IMAGE* from, int existing) {
 #if CHANNELS == 4
   return *(const unsigned*)from;

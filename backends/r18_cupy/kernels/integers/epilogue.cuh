@@ -2,8 +2,8 @@
 #pragma once
 #include "integers/requantize.cuh"
 
-// What a convolution does with its sums. The host gives the first five (`epilogue` in
-// integers/kernel.py), and what the output saturates at (`ends`).
+// A convolution's epilogue. The host gives the first five fields (`epilogue` in
+// integers/kernel.py), and the limits at which the output saturates (`ends`).
 struct Epilogue {
   const int* bias;                   // (O,)
   const float* multiplier;           // (O,)

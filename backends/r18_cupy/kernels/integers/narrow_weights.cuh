@@ -2,7 +2,7 @@
 //
 // A weight is unpacked into the highest bits of its byte, so its byte is 2^WEIGHT_SHIFT times the
 // weight and no sign has to be extended. A sum is 2^WEIGHT_SHIFT times the sum, still within int32:
-// 7·16 and 1·64 are less than 127. Of a word of packed weights, bits i·BITS to (i + 1)·BITS − 1 of
+// 7·16 and 1·64 are less than 127. In a word of packed weights, bits i·BITS to (i + 1)·BITS − 1 of
 // its four bytes are the weights 4·i to 4·i + 3; `pack_narrow` in integers/implicit_gemm_mma.py
 // packs them so.
 #pragma once

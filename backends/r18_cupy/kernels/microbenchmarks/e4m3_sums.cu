@@ -1,5 +1,5 @@
-// What `wgmma` makes of sums of e4m3 products: D = A·Bᵀ of 64 rows each, over `steps` instructions of
-// 32 products. Shows at how many bits the unit adds, since D is written as the registers hold it.
+// Sums of e4m3 products by `wgmma`: D = A·Bᵀ of 64 rows each, over `steps` instructions of 32
+// products. Shows at how many bits the unit adds, since D is written as the registers hold it.
 // sm_90a only.
 #include "bytes/hopper/wgmma.cuh"
 #include "hopper/tma.cuh"

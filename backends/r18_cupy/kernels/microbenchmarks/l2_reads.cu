@@ -1,5 +1,5 @@
 // Reads of a working set that stays in the L2, for `r18 roofline --measure`. The grid sweeps over
-// `mask + 1` words, a power of two, and past the L1. Every thread writes the XOR of what it read.
+// `mask + 1` words, a power of two, and past the L1. Every thread writes the XOR of its reads.
 constexpr int THREADS = 1024, LOADS = 8;
 
 extern "C" __global__ void __launch_bounds__(THREADS)

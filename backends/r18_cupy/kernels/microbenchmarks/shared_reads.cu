@@ -1,5 +1,5 @@
 // Reads of shared memory without bank conflicts, 16 bytes a thread, for `r18 roofline --measure`.
-// Every thread writes the XOR of what it read.
+// Every thread writes the XOR of its reads.
 constexpr int THREADS = 256, LOADS = 12;
 
 // volatile: the compiler would hoist a load of constant data out of the loop.

@@ -9,7 +9,7 @@
 // 4. A warp computes the products of the means, which are not rounded to storage, and its features'
 //    weights. A butterfly adds the lanes; bias is added, and the output is rounded once.
 //
-// The order of every sum depends on the extents of one image and on the cluster alone, so that a
+// The order of every sum depends only on the extents of one image and on the cluster, so that a
 // sample's bits are the same in any batch.
 //
 // Constraints: channels are whole vectors of 16 bytes, at most MOST_CHANNELS. 512 threads per CTA.
@@ -45,7 +45,7 @@ __device__ __forceinline__ int place_of(int vector, int part) {
   return W == 8 ? vector * W + (part ^ (vector / 4 % 2)) * 4 : vector * W + part * 4;
 }
 
-// What a CTA pools: `vectors` of the image's channels from `first` on, of up to `share`.
+// The channels that a CTA pools: `vectors` of the image's from `first` on, of up to `share`.
 struct Share {
   int first, vectors, share;
 };

@@ -1,6 +1,6 @@
 // Linear for large batches, a tiled GEMM on CUDA cores.
 // 1. A CTA copies BLOCK_M samples and BLOCK_N features, 32 columns at a time, to shared memory; the
-//    next tile is loaded to registers meanwhile.
+//    next tile is loaded to registers at the same time.
 // 2. Each thread accumulates THREAD_M × THREAD_N outputs in registers.
 // 3. Bias is added, and outputs are rounded once.
 //

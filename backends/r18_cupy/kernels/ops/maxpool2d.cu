@@ -1,6 +1,6 @@
 // Max-pooling: padding never wins, NaN does.
 // 1. NCHW: one thread per output. NHWC: one thread per 16 bytes of channels.
-// 2. A thread clips its window to the image and takes the maximum of what remains.
+// 2. A thread clips its window to the image and takes the maximum of the rest.
 //
 // Constraints: padding is at most half of the window. NHWC with channels that are not whole
 // vectors: one thread per channel.

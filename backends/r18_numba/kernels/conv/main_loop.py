@@ -5,7 +5,7 @@ sums[o, q] = Σ_k w[k, o]·x[pixel q, tap k]. q counts the output pixels of all 
 
 1. Each thread loads its share of the next stage into registers: filters, and pixels by the table
    of taps.
-2. Meanwhile the block multiplies the current stage from shared memory (`tile_product`).
+2. At the same time the block multiplies the current stage from shared memory (`tile_product`).
 
 The epilogue is the kernel's. `build_places` says where a thread's sums belong.
 """

@@ -22,7 +22,7 @@ def direct_qconv(  # type: ignore[no-untyped-def]
     """x (N, C, H, W), w (O, C/groups, kh, kw), bias and multiplier (O), residual_multiplier (1).
 
     group_channels, group_outputs: of one group. count: number of outputs. added: whether there is a
-    residual. low, high: what it saturates at.
+    residual. low, high: the output's limits.
     """
     for at in range(cuda.grid(1), index(count), cuda.gridsize(1)):
         line = at // out_width

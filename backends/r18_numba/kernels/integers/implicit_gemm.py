@@ -26,7 +26,7 @@ def build(tile: Tile) -> Any:
 
     x: (N, C, H, W). w (in int8), taps: as of `build_main_loop`. bias int32 and multiplier float32,
     (padded outputs). residual, out: (N, O, OH, OW); residual_multiplier: (1). added: whether there
-    is a residual. low, high: what it saturates at.
+    is a residual. low, high: the output's limits.
     """
     m, rows, columns = tile.m, tile.rows, tile.columns
     row_vector, column_vector = tile.row_vector, tile.column_vector

@@ -2,7 +2,7 @@
 
 1. A block is a few rows of pooled outputs. A worker copies the band of the padded image that they
    need, and makes the convolution's rows of it in a buffer of its own, as `implicit_gemm` does. It
-   keeps rows that it made for the block before. Those that another worker made are made again.
+   keeps rows that it made for the block before. Rows that another worker made are made again.
 2. It pools them, as `maxpool` does.
 """
 

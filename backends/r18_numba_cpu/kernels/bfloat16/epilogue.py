@@ -11,7 +11,7 @@ from r18_numba_cpu.kernels.vector import LANES, load, load_lanes, relu, store_la
 
 
 def storing(put: Any) -> Any:
-    """`store_tile` with a `store_lanes`. NOTE: that is no argument, as in `amx.banded`."""
+    """`store_tile` with a `store_lanes`. NOTE: that is not an argument, as in `amx.banded`."""
 
     @function
     def store_tile(rows, sums, at, tile, terms):
@@ -34,7 +34,7 @@ def storing(put: Any) -> Any:
 
 @function
 def store_rounded_lanes(array, at, value, lanes):
-    """`store_lanes` by the instruction for it: what is subnormal becomes 0."""
+    """`store_lanes` by the instruction for it: subnormal values become 0."""
     if lanes == LANES:
         pairs.store_rounded(array, at, value)
     else:
@@ -43,4 +43,4 @@ def store_rounded_lanes(array, at, value, lanes):
 
 store_tile = storing(store_lanes)
 store_flushed_tile = storing(store_rounded_lanes) if pairs.AVAILABLE else store_tile
-"""After products that flush what is subnormal."""
+"""The epilogue after products that flush subnormal values."""

@@ -1,8 +1,8 @@
 """A register tile of a product of bfloat16, by `vdpbf16ps`.
 
 The instruction adds to each float32 lane the products of its two bfloat16 halves: the upper one and
-then the lower one, each by a fused multiply-add that rounds to the nearest, ties to even. What is
-subnormal counts as zero, in factors, sums and results; MXCSR is ignored.
+then the lower one, each by a fused multiply-add that rounds to the nearest, ties to even.
+Subnormal factors, sums and results count as zero; MXCSR is ignored.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
     """C[p, o] = Σ_(r, k) A[p·a_row + r·stride + k]·B[r·⌈length/2⌉ + k//2, o, k%2], for a `Depth`.
 
     For p < rows ≤ ROWS, o < COLUMNS, r < runs, k < length. a, b: bfloat16 as uint16; b has rows of
-    COLUMNS pairs. In them A and B begin at a_at and b_at. Of an odd length the last pair of A is
-    one element and a zero: the next one may be infinite, which no weight of 0 makes 0.
+    COLUMNS pairs. In them A and B begin at a_at and b_at. If the length is odd, the last pair of A
+    is one element and a zero: the next one may be infinite, which no weight of 0 makes 0.
 
     If `whole`, the tile has all its columns, and goes through the epilogue from the registers that
     it is in. Otherwise it is stored in c: float32, rows of COLUMNS from c_at on.
@@ -199,7 +199,7 @@ def _store_finished(
 
 @intrinsic
 def store_rounded(typing: Any, array: Any, at: Any, value: Any) -> Any:
-    """array[at : at + LANES] = a vector rounded to bfloat16; what is subnormal becomes 0."""
+    """array[at : at + LANES] = a vector rounded to bfloat16; subnormal values become 0."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = address(context, builder, signature.args[0], *values[:2])
@@ -212,7 +212,7 @@ def store_rounded(typing: Any, array: Any, at: Any, value: Any) -> Any:
 
 def _rounded(builder: Any, value: Any) -> Any:
     """The bits of float32 rounded to bfloat16 as `kernels.vector` does it, by the CPU's own
-    instruction: what is subnormal becomes 0."""
+    instruction: subnormal values become 0."""
     kind = ir.FunctionType(ir.VectorType(Bfloat16Type(), LANES), [VECTOR])
     name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * LANES}"
     convert = cgutils.get_or_insert_function(builder.module, kind, name)

@@ -38,7 +38,7 @@ not as int32. Releases that were changed before 22 accept the old types as well.
 
 @dataclass(frozen=True)
 class Dot:
-    """What a register tile multiplies with.
+    """The multiply-accumulate instruction of a register tile.
 
     group:   elements of K that a lane multiplies at a time: 32 bits of them.
     factors: a register of A, or of B.
@@ -68,6 +68,6 @@ VNNI = Dot(4, ir.VectorType(BYTE, 4 * LANES) if BYTES_TYPED else INTEGERS, _add_
 WORDS = Dot(2, ir.VectorType(ir.IntType(16), 2 * LANES), _add_words)
 
 BY_ELEMENT = {types.uint8: VNNI, types.uint16: WORDS}
-"""By the elements of a band of A."""
+"""The instruction by the elements of a band of A."""
 
 __all__ = ["BY_ELEMENT", "HAS_VNNI", "HAS_WORDS", "VNNI", "WORDS", "Dot"]

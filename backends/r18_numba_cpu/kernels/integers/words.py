@@ -1,4 +1,4 @@
-"""Vectors of int16 and of int32 as Numba types: what Winograd's transforms compute with.
+"""Vectors of int16 and of int32 as Numba types, for Winograd's transforms.
 
 `+` and `-` work lane by lane, modulo 2¹⁶ and 2³². A register holds SPAN int16 or LANES int32.
 """

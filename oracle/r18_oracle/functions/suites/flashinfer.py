@@ -4,7 +4,7 @@
      "spec": {"language": "triton", "entry_point": "main.py::run", …}}
 
 The definition is another JSON file, named after it. One of `op_type` `gemm` is C = A·Bᵀ with A of
-(M, K), B of (N, K), some axes of which have one size only. A solution returns C, or gets it as its
+(M, K), B of (N, K). Some of the axes have one size only. A solution returns C, or gets it as its
 last argument where `destination_passing_style` is true, as it is by default
 (flashinfer_bench/data in github.com/flashinfer-ai/flashinfer-bench).
 
@@ -28,7 +28,7 @@ from r18.errors import UsageError, show
 from r18_oracle.functions.suites.adapted import Adapted
 
 LANGUAGES = ("python", "triton")
-"""Those that need no build."""
+"""Languages that need no build."""
 ABOVE = 4
 """Folders above a solution in which its `definitions` are looked for."""
 
@@ -87,7 +87,7 @@ class _Places:
 
 
 def _places(count: int, size: int) -> _Places:
-    """From the first to the last, evenly: all of them where the sizes are the same."""
+    """Places spread evenly from the first to the last; all of them where the sizes are the same."""
     import torch
 
     return _Places(torch.arange(count) * (size - 1) // max(1, count - 1), size)

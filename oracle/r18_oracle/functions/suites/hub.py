@@ -18,7 +18,7 @@ from r18.errors import BackendUnavailable, UsageError, plain
 from r18_oracle.functions.likes import LIKES
 
 METADATA = "metadata.json"
-"""What each build variant has."""
+"""A file that each build variant has."""
 
 
 def is_kernel(owner: str) -> bool:

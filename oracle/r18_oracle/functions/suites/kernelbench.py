@@ -135,7 +135,8 @@ class _Problem:
         return self._made[key]
 
     def _arguments(self, shapes: tuple[Any, ...], settings: dict[str, Any]) -> list[Any]:
-        """Of the constructors: a problem's settings by name, the file's own for other names."""
+        """The constructor's arguments: a problem's settings by name, the file's own for other
+        names."""
         meant = _meant(self.traced.like, shapes, settings)
         for name, others in SYNONYMS.items():
             if name in meant:
@@ -193,7 +194,7 @@ def _listed(arguments: list[Any]) -> str:
 
 
 def _state(module: Any) -> dict[str, Any]:
-    """Without the count of batches, which no kernel for inference reads."""
+    """A module's weights without the count of batches, which no kernel for inference reads."""
     found = module.state_dict().items()
     return {name: value for name, value in found if not name.endswith("num_batches_tracked")}
 

@@ -1,4 +1,4 @@
-"""What a PyTorch module computes, if that is one operator with an equivalent here."""
+"""Trace a PyTorch module to the one operator that it computes, if that has an equivalent here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from r18_oracle.functions.suites.adapted import pair
 
 
 class NotJudged(Exception):
-    """A module is no single operator that is judged here; the message says what it is instead."""
+    """A module is not one operator that is judged here; the message says what it is instead."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ MODULES: dict[str, Callable[[Any], Found]] = {
     "Softmax": _softmax,
     "ReLU": lambda m: ("relu", {}, ()),
 }
-"""By the name of the class in `torch.nn`."""
+"""Operators by the name of the class in `torch.nn`."""
 FUNCTIONS = {
     "relu": ("relu", 1),
     "relu_": ("relu", 1),
@@ -97,7 +97,7 @@ FUNCTIONS = {
     "add": ("add", 2),
     "softmax": ("softmax", 1),
 }
-"""By the name of a function or a tensor's method: the operator and its count of inputs."""
+"""Operators and their counts of inputs, by the name of a function or a tensor's method."""
 
 
 def traced(model: Any) -> Traced:
@@ -160,7 +160,7 @@ def _function(node: Any) -> tuple[str, int]:
 
 
 def _transposed(node: Any) -> Any:
-    """What a node is the transpose of, or None."""
+    """The node that a node transposes, or None."""
     if node.op == "call_function" and node.target is getattr and node.args[1:] in (("T",), ("mT",)):
         return node.args[0]
     if node.op == "call_method" and node.target == "t":

@@ -1,4 +1,4 @@
-"""Structural mutants of CUDA C++: mistakes in what is shared, waited for or rounded.
+"""Structural mutants of CUDA C++: mistakes in sharing, waiting or rounding.
 
 The classes are those of `r18_oracle.mutation.edits.STATE`; a kernel's source has no cache key and
 resumes nothing.

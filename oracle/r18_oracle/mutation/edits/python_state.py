@@ -1,4 +1,4 @@
-"""Structural mutants of Python sources: mistakes in what is kept, shared or waited for.
+"""Structural mutants of Python sources: mistakes in caching, sharing or waiting.
 
 Such a mistake does not show in a first call, on one thread or on an idle machine. Each class is an
 operator, named as in `r18_oracle.mutation.edits.STATE`.

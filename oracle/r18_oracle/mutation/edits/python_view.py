@@ -133,7 +133,7 @@ class View:
 
     def _indent(self, node: ast.stmt) -> str | None:
         """The blanks before an inner statement; None if it does not begin its line, or is an
-        `elif`, which is no statement without what is before it."""
+        `elif`, which is not a statement by itself."""
         first = self._first(node)
         indent = self.source[self._starts[first_line(node) - 1] : first]
         alone = indent.isspace() and not self.source.startswith("elif", first)

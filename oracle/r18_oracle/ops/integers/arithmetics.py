@@ -48,13 +48,13 @@ hundreds gives a few elements by chance."""
 
 @dataclass(frozen=True)
 class Operands:
-    """What an output is computed from, as arrays that broadcast over it.
+    """The operands of an output, as arrays that broadcast over it.
 
     total:  exact sums with their bias, as float64. bias: of them. magnitude: Σ|w·x| + |bias|.
     terms:  how many products a sum has.
-    product: fl(s_x · s_w[o]) in float32; of pooling s_x. divisor: what a mean divides by.
+    product: fl(s_x · s_w[o]) in float32; of pooling s_x. divisor: of a mean.
     scale:  of the output; None where it is a number. stored: the output's storage format.
-    residual, residual_scale: what is added, if anything.
+    residual, residual_scale: of the residual, if there is one.
     """
 
     total: Array
@@ -70,7 +70,7 @@ class Operands:
     relu: bool = False
 
     def at(self, places: Array) -> Operands:
-        """Those of some elements, by a mask over the output."""
+        """The operands of some elements, by a mask over the output."""
         shape = places.shape
 
         def cut(array: Array) -> Array:
@@ -141,7 +141,8 @@ class Arithmetic:
         return tuple(name for name, is_so in found.items() if is_so)
 
     def numbers(self, given: Operands) -> Array:
-        """What is rounded to integers, in float32; of an output in numbers the output."""
+        """The float32 values to be rounded to integers; for an output in numbers, the output
+        itself."""
         factor, unit = self._factors(given)
         if self.bias == "integer":
             value = _f32(given.total) * factor
@@ -186,7 +187,7 @@ class Arithmetic:
         return numbers * (np.float32(255) / (high - low))
 
     def _factors(self, given: Operands) -> tuple[Array, np.float32 | None]:
-        """Of the sum, and of the residual."""
+        """The factors of the sum, and of the residual."""
         wide = given.product.astype(np.float64)
         if given.scale is None or self.quotient == "number":
             factor = _f32(wide / given.divisor) if given.divisor > 1 else given.product
@@ -260,7 +261,7 @@ def explain(
     sums: bool = True,
     saturated: Callable[[], Mapping[str, Array]] = dict,
 ) -> tuple[Array, Explained]:
-    """Which elements of an output (float64) differ from the specification, and why.
+    """The elements of an output (float64) that differ from the specification, and why.
 
     sums:      there is a bias, so more than a quotient.
     saturated: what pairs of products that saturate add to the totals, in each order that a library
@@ -397,7 +398,8 @@ def _shifted(numbers: Array, way: Arithmetic, given: Operands) -> Array:
 
 
 def _by_float_sums(given: Operands, got: Array) -> tuple[Array, float]:
-    """Which elements a sum in float32 may give, in any order; how far it moved one of them."""
+    """A mask of the elements that a float32 sum may give, in any order; the furthest it moved
+    one."""
     exact, bound = exact_and_bound(given)
     if given.scale is None:
         return np.abs(got - exact) <= bound, 0.0

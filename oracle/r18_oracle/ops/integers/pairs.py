@@ -1,7 +1,7 @@
 """Sums of products as CPUs without VNNI add them: pairs, saturated to int16.
 
 AVX2 and AVX-512 without VNNI multiply 32 or 64 bytes at a time by `vpmaddubsw`: uint8 activations
-by int8 weights, two neighbouring products in a sum that saturates to −32,768 … 32,767. Those sums
+by int8 weights, two neighbouring products in a sum that saturates to −32,768 … 32,767. These sums
 are added exactly. Which products are neighbours depends on the order in which a library holds its
 activations and weights, so each order that libraries use has a name here:
 
@@ -30,13 +30,13 @@ EITHER = "pairs of products"
 
 LIMITS = (-(2**15), 2**15 - 1)
 LARGEST = 255
-"""Of uint8."""
+"""The largest uint8."""
 OFFSET = 128
 """Added to int8 activations."""
 
 
 def corrections(conv: Conv2d | None, image: Array, weight: Array) -> Mapping[str, Array]:
-    """What saturation adds to the exact sums of a layer, by the order of its pairs.
+    """The change of a layer's exact sums by saturation, for each order of its pairs.
 
     conv: of the layer; None for a linear one. image: (N, C, H, W), or (N, K) of a linear layer, in
     uint8 or int8. weight: int8, (O, C / groups, R, S) or (O, K). The corrections are float64, of
@@ -58,7 +58,7 @@ def corrections(conv: Conv2d | None, image: Array, weight: Array) -> Mapping[str
 def _corrections(
     conv: Conv2d | None, image: Array, weight: Array, offset: int, order: str
 ) -> Array:
-    """Of one order, (N, O, H', W')."""
+    """The corrections of one order, (N, O, H', W')."""
     windows = _windows(conv, image, offset)
     factors = _pairs(weight.astype(np.int32), order)
     high = np.maximum(factors, 0).sum(axis=2) * LARGEST
@@ -78,7 +78,7 @@ def _corrections(
 
 
 def _windows(conv: Conv2d | None, image: Array, fill: int) -> Array:
-    """(N, C, H', W', R, S): what each output reads; padding has the value `fill`."""
+    """(N, C, H', W', R, S): the window of each output; padding has the value `fill`."""
     if conv is None:
         return image[..., None, None]
     (ph, pw), (sh, sw), (dh, dw) = conv.padding, conv.stride, conv.dilation

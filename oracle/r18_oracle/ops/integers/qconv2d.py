@@ -108,7 +108,8 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         yield from self._in_turn((Problem(tall, ((1, 1, BEYOND_INDEX - 1, 1),)),))
 
     def many_tiles(self) -> Iterator[Problem]:
-        """As for floats, with channels for kernels that require a multiple of 16."""
+        """Problems of many tiles like those of floats, with channels for kernels that require a
+        multiple of 16."""
         window = Conv2d(16, 16, (3, 3), (1, 1), (1, 1))
         tiles = (SEVERAL_TILES, 16, 1, 1)
         yield from self._in_turn(
@@ -197,7 +198,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     def _cancelling(
         self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
     ) -> tuple[Array, Array, Arrays]:
-        """A residual, or without one a bias, that takes away what the sums give."""
+        """A residual, or without one a bias, that nearly cancels the sums."""
         x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, variant)
         total = self._totals(op, x, w, bias)
         if not op.conv.residual:
@@ -280,7 +281,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
 
         Biases, multipliers and residuals are drawn such that the number is a tie, or one to the
         last bit of float32, and tried: those for which the variation gives another integer stay.
-        Of very many channels the later ones get those of the first.
+        If there are more channels than `SEARCHED`, the later ones get those of the first.
         """
         channels, residual = op.conv.out_channels, op.conv.residual
         size = min(channels, SEARCHED), CANDIDATES

@@ -1,6 +1,6 @@
 """A quantised convolution and the max-pooling of its integers, as one op.
 
-Of integers, or of an image that it makes integers of: pixels or numbers.
+Its image is in integers, or in pixels or numbers that it makes integers of.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
         yield from self._large()
 
     def vast(self) -> Iterator[Problem]:
-        """Of int8 images, the only ones that kernels of few channels take."""
+        """Vast problems of int8 images, the only ones that kernels of few channels take."""
         for problem in self.inner.vast():
             yield self.quantized(problem, {"signed": 1, "narrow": 0})
 
@@ -126,7 +126,7 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
         return explained(self._sums(op, inputs, weights), got, lambda made: _pooled(op, made))
 
     def _sums(self, op: QuantizedConvMaxPool, inputs: Tensors, weights: Tensors) -> Any:
-        """Of the convolution, before its max-pooling."""
+        """The sums of the convolution, before its max-pooling."""
         if op.image is not None:
             *weights_of_conv, last = weights
             image = (
@@ -145,7 +145,7 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
     def given(
         self, problem: Problem, kind: str, rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays] | None:
-        """Those of the convolution, with an image that its integers are made of."""
+        """The convolution's inputs and weights, with an image that quantises to its integers."""
         op = problem.op
         assert isinstance(op, QuantizedConvMaxPool)
         if kind == "impulse":

@@ -21,7 +21,7 @@ scale, ties."""
 
 
 class QuantizeSpec(QuantizedSpec[Quantize]):
-    """With the problems of a ReLU: any shape."""
+    """The spec of `Quantize`, with the problems of a ReLU: any shape."""
 
     op = Quantize
     inner = relu.SPEC
@@ -82,7 +82,7 @@ class QuantizePixelsSpec(QuantizedSpec[QuantizePixels]):
     def given(
         self, problem: Problem, kind: str, rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays] | None:
-        """Any table: what it was made of is no business of a kernel."""
+        """Pixels and any table: a kernel does not depend on the source of the table."""
         op, shape = problem.op, problem.inputs[0]
         assert isinstance(op, QuantizePixels)
         table = rng.integers(-128, 128, op.weights()[0].shape).astype(np.float64)

@@ -17,7 +17,7 @@ RANGES = {"uint8": (0, 255), "int8": (-128, 127)}
 
 @dataclass(frozen=True)
 class Sums:
-    """Exact sums with their bias, and what turns them into integers again.
+    """Exact sums with their bias, and the operands of their requantisation.
 
     total: int64. multiplier, and that of the residual: float32, of shapes that broadcast over it.
     stored: the output's storage format.
@@ -32,7 +32,7 @@ class Sums:
 
     @property
     def added(self) -> torch.Tensor | float:
-        """What step 2 adds, in float32."""
+        """The summand of step 2, in float32."""
         if self.residual is None or self.residual_multiplier is None:
             return 0.0
         return self.residual.float() * self.residual_multiplier
@@ -166,8 +166,8 @@ VARIATIONS: dict[str, Callable[[Sums], torch.Tensor]] = {
     "it saturates to −127, not −128": _symmetric,
     "it wraps and does not saturate": _wrapped,
 }
-"""What an implementation may do instead, in words that complete 'as if'. ReLU that is left out is
-none of them: its output is uint8, which saturates at 0."""
+"""Variations of an implementation, in words that complete 'as if'. Omitting ReLU is not among them:
+the output is then uint8, which saturates at 0."""
 
 SUBTLE = (FUSED, FUSED_RESIDUAL, UNCONVERTED, WIDE)
 """Variations that differ in the last bit of a float32, and so in one output of a million."""
@@ -178,7 +178,7 @@ def explained(
     got: np.ndarray,
     then: Callable[[torch.Tensor], torch.Tensor] = lambda integers: integers,
 ) -> str:
-    """Which variations give this output (float64), in a sentence. then: makes it of integers."""
+    """The variations that give this output (float64), in a sentence. then: makes it of integers."""
     right = then(requantized(sums)).numpy()
     wrong = got != right
     if not wrong.any():

@@ -1,4 +1,4 @@
-"""What the specs of quantised ops share: problems made of the float op's, and drawn integers."""
+"""The base of the specs of quantised ops: problems made of the float op's, and drawn integers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "signed": (0, 1),
     "signed_residual": (0, 1),
 }
-"""What the settings of an op may be: how narrow a weight is (`BITS`), and whether the image, and
-the residual, are int8 and not uint8."""
+"""The possible settings of an op: how narrow a weight is (`BITS`), and whether the image, and the
+residual, are int8 and not uint8."""
 
 IMAGES = ("int8", "pixels", "numbers")
-"""What an op makes its integers of, by the number `image`: int8 is taken as it is."""
+"""The source of an op's integers, by the number `image`: int8 is taken as it is."""
 
 DRAWN = {
     "signed": st.integers(0, 1),
@@ -71,7 +71,7 @@ def pairwise(numbers: Mapping[str, Sequence[int]]) -> tuple[Numbers, ...]:
 
 
 SETTINGS = pairwise(NUMBERS)
-"""Those of the corners, in turn."""
+"""The settings of the corners, in turn."""
 
 
 class QuantizedSpec(OpSpec[O]):
@@ -97,7 +97,7 @@ class QuantizedSpec(OpSpec[O]):
         """
 
     def settings(self, op: O) -> Numbers:
-        """Those of `chosen` that the op has."""
+        """The settings in `chosen` that the op has."""
         return {}
 
     def exact(self, problem: Problem, algorithm: str) -> bool:

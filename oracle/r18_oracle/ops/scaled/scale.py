@@ -14,7 +14,7 @@ from r18_oracle.ops.spec import Arrays, Draw, Numbers, Rng, Tensors
 
 
 class ScaleSpec(ScaledSpec[Scale]):
-    """With the problems of a ReLU: any shape."""
+    """The spec of `Scale`, with the problems of a ReLU: any shape."""
 
     op = Scale
     algorithms = ("scale",)
@@ -39,7 +39,7 @@ class ScaleSpec(ScaledSpec[Scale]):
     def exact_inputs(
         self, op: Scale, inputs: list[Array], weights: list[Array], rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays]:
-        """Numbers of the format, ties and what is hardly none; beyond 448 too."""
+        """Numbers of the format, ties and near ties; beyond 448 too."""
         x = rng.choice(_numbers(), inputs[0].shape) * rng.choice([-1.0, 1.0], inputs[0].shape)
         scale = powers(rng, (1,))
         return (x * scale,), (scale,)

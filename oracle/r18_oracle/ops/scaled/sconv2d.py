@@ -84,7 +84,8 @@ class ScaledConv2dSpec(ScaledSpec[ScaledConv2d], SumSpec[ScaledConv2d]):
 
 
 def impulse(spec: ScaledSpec[Any], problem: Problem, rng: Rng, variant: int) -> Arrays:
-    """As those of integers, in numbers of the format, and the other weights: the pixels first."""
+    """Impulses as for integers, in numbers of the format, and the other weights: the pixels
+    first."""
     _, *others = problem.op.weights()
     x, w = integers.impulse(spec, problem, rng, variant, counted, lambda one: counted(one.shape))
     rest = (np.ones(one.shape) if one.positive else np.zeros(one.shape) for one in others)

@@ -1,6 +1,6 @@
 """A scaled convolution and the max-pooling of its numbers, as one op.
 
-Of e4m3 numbers, or of an image in float32 that it makes e4m3 numbers of.
+Its image is in e4m3, or in float32, which it rounds to e4m3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from r18_oracle.ops.scaled.spec import ScaledSpec, powers
 from r18_oracle.ops.spec import Arrays, Draw, Numbers, Rng, Tensors
 
 IMAGES = ("e4m3", "float32")
-"""What an image is, by the number `image`."""
+"""The format of an image, by the number `image`."""
 
 
 class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
@@ -58,7 +58,8 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
         return super().draw(asked(kernel, self._forms), most, macs)
 
     def corners(self) -> Iterator[Problem]:
-        """Those of the float op, and a ResNet's stem on `LARGE` images; of e4m3 and of float32."""
+        """The corners of the float op, and a ResNet's stem on `LARGE` images; in e4m3 and in
+        float32."""
         conv = Conv2d(1, 16, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
         stem = ConvMaxPool(conv, MaxPool2d((3, 3), (2, 2), (1, 1)))
         for image in range(len(IMAGES)):
@@ -68,7 +69,7 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
                 yield self.quantized(Problem(stem, (shape,)), {"scaled": image})
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
-        """Of e4m3 and of float32 in turn, where the kernel takes either."""
+        """Crossings with e4m3 and float32 images in turn, where the kernel takes either."""
         every = self.inner.crossings(asked(kernel, self._forms), size)
         for problem, turn in zip(every, cycle(range(len(IMAGES))), strict=False):
             forms = tuple(self._forms(problem))
@@ -102,7 +103,7 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
         return self.inner.variants(kind)
 
     def weights(self, problem: Problem, rng: Rng, draw: Draw, scale: float) -> Arrays:
-        """The convolution's, and a scale with which most numbers are in e4m3's range."""
+        """The convolution's weights, and a scale with which most numbers are in e4m3's range."""
         op = problem.op
         assert isinstance(op, ScaledConvMaxPool)
         found = sconv2d.SPEC.weights(Problem(op.conv, problem.inputs), rng, draw, scale)
@@ -118,7 +119,7 @@ class ScaledConvMaxPoolSpec(ScaledSpec[ScaledConvMaxPool]):
         rng: Rng,
         variant: int,
     ) -> tuple[Arrays, Arrays]:
-        """Those of the float op: negative sums in every second variant. Factors are powers of 2."""
+        """The float op's inputs: negative sums in every second variant. Factors are powers of 2."""
         weight, bias, multiplier, *scale = weights
         part = self.part(op)
         (x,), (weight, bias) = self.inner.exact_inputs(part, inputs, [weight, bias], rng, variant)

@@ -44,7 +44,8 @@ class ScaledAvgPoolLinearSpec(ScaledSpec[ScaledAvgPoolLinear]):
     # -- inputs --------------------------------------------------------------------------------
 
     def exact(self, problem: Problem, algorithm: str) -> bool:
-        """Only where the divisor is a power of two, as the factors are."""
+        """Whether results are exact: only where the divisor is a power of two, as the factors
+        are."""
         return self.inner.exact(self._inside(problem), algorithm)
 
     def terms(self, problem: Problem) -> int:
@@ -76,7 +77,7 @@ class ScaledAvgPoolLinearSpec(ScaledSpec[ScaledAvgPoolLinear]):
         return (pixels,), tuple(weights)
 
     def cancelling(self, inputs: Arrays, weights: Arrays) -> tuple[Arrays, Arrays]:
-        """A bias that takes away what the sums of the means give."""
+        """A bias that nearly cancels the sums of the means."""
         means = np.asarray(inputs[0].mean(axis=(2, 3)))
         return inputs, slinear.SPEC.cancelling((means,), weights)[1]
 

@@ -64,7 +64,7 @@ class ScaledLinearSpec(ScaledSpec[ScaledLinear], SumSpec[ScaledLinear]):
         return (features,), tuple(weights)
 
     def cancelling(self, inputs: Arrays, weights: Arrays) -> tuple[Arrays, Arrays]:
-        """A bias that takes away what the sums give."""
+        """A bias that nearly cancels the sums."""
         weight, _, multiplier = weights
         total = (inputs[0] @ weight.T) * multiplier
         bias: Array = -np.asarray(total.mean(axis=0), np.float32).astype(np.float64)

@@ -1,4 +1,4 @@
-"""What the specs of scaled ops share: the problems of the float op, and factors that are drawn."""
+"""The base of the specs of scaled ops: problems of the float op, with drawn factors."""
 
 from __future__ import annotations
 

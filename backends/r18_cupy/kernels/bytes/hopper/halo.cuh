@@ -40,7 +40,7 @@ __device__ __forceinline__ Tile tile_at(unsigned index, const ConvShape& p, int 
           (int)(index / channel_tiles / row_tiles)};
 }
 
-// Maps a place of the tile to its row in the slab, which holds no padding. Places that are no
+// Maps a place of the tile to its row in the slab, which holds no padding. Places that are not
 // outputs have rows of their own behind the outputs, so no two threads write the same bytes;
 // nothing reads those rows.
 struct RowOf {

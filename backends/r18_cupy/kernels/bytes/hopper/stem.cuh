@@ -1,5 +1,5 @@
 // The stem of a network of bytes: 7×7 windows on an image of few channels, fused with max-pooling,
-// on Hopper's tensor cores (wgmma). What it has in shared memory; stem_kernel.cuh has the kernel.
+// on Hopper's tensor cores (wgmma): the layout of shared memory. The kernel is in stem_kernel.cuh.
 //
 // B without im2col: a chunk of 16 bytes of K holds four pixels. Windows of every other column begin
 // four pixels apart, so the second chunk of a column is the first of the next but one. A line has

@@ -5,7 +5,7 @@
 // 1. A producer warpgroup reads the image's lines, makes bytes of them (stem_image.cuh), and writes
 //    these into a ring in shared memory, four lines per stage, four pixels per thread and line.
 // 2. A consumer warpgroup multiplies the turn's two rows and pools each one. Its weights stay in
-//    registers, so that shared memory is read for B alone. There is no room for a second
+//    registers, so that shared memory is read for B only. There is no room for a second
 //    accumulator: the SM's other CTA multiplies while this one pools.
 // 3. Only pooled sums are finished: multipliers are positive and every step keeps order, so the
 //    largest sum becomes the largest number. The numbers go through shared memory to be written
@@ -18,7 +18,7 @@
 // The including file defines
 // - ImageReader, see bytes/stem_image.cuh.
 // - Number, of a sum; Sums, a thread's; least(), which loses against every sum; larger(a, b).
-// - Channels(p, bias, multiplier, channel): what sums of a lane's two channels are finished with.
+// - Channels(p, bias, multiplier, channel): the epilogue's operands for a lane's two channels.
 //   pack(sums): bytes of both channels of two windows, [channel][window], as two rows of 16-bit
 //   elements.
 // - multiply_lines(sums, weights, by, lines, noted): the products of a row.
@@ -184,7 +184,7 @@ struct Writer {
 
 // NOTE: `x` is not __restrict__, or the compiler could read what the previous launch still writes
 // ahead of the wait. `weight`: [channel tiles][rows of the window][threads][registers].
-// `image_weight`: what its reader needs, or null.
+// `image_weight`: the table or scale of its reader, or null.
 __device__ __forceinline__ void convolve_and_pool(const unsigned char* x, const uint4* weight,
                                                   const Number* bias, const float* multiplier,
                                                   const void* image_weight, unsigned char* out,

@@ -1,5 +1,5 @@
-// What the `wgmma` convolutions of bytes share, of integers and of e4m3: threads, mbarriers,
-// products and slabs. NHWC.
+// Threads, mbarriers, products and slabs shared by the `wgmma` convolutions of bytes, which are
+// integers or e4m3 numbers. NHWC.
 //
 // A producer warp fills shared memory by TMA; consumer warpgroups multiply. Rows of A are output
 // channels, rows of B output pixels, as in hopper/products.cuh.
@@ -10,7 +10,7 @@
 //
 // Included by integers/hopper/requantization.cuh and float8/hopper/finishing.cuh, which define:
 // - Sums: a thread's accumulators; layout in hopper/wgmma.cuh.
-// - Factors: what sums are finished with, in memory.
+// - Factors: the epilogue's operands, in memory.
 // - Finishing(p, factors, channel0): the factors of a thread's two channels.
 // - finish(sums, slab, by, row_of): finishes a warpgroup's sums into its slab.
 // - ChunkFinishing(p, factors, channel): four adjacent channels, for split-K.

@@ -11,7 +11,7 @@
 
 struct E4m3;  // the type of e4m3 operands
 
-// The type of a sum of products. X is the type of B's elements. Those of A are int8 where B's are
+// The type of a sum of products. X is the type of B's elements. A's elements are int8 where B's are
 // `signed char` or `unsigned char`, and e4m3 where B's are.
 template <typename X>
 struct SumOf { using type = int; };

@@ -2,8 +2,9 @@
 // float32. See hopper/wgmma.cuh, which has the fences and the accumulator layout. `_begin`: D is
 // not read.
 //
-// Of its warp's 16 rows of A, a lane holds rows i / 4 and 8 more: bytes 4·(i % 4) to 4·(i % 4) + 3
-// of both rows, then these bytes + 16. The registers must not change while products are in flight.
+// A lane holds rows i / 4 and i / 4 + 8 of its warp's 16 rows of A: bytes 4·(i % 4) to 4·(i % 4) +
+// 3 of both rows, then these bytes + 16. The registers must not change while products are in
+// flight.
 #pragma once
 #include "bytes/hopper/wgmma.cuh"
 

@@ -1,5 +1,5 @@
-// e4m3 `wgmma` convolutions: products, promoted sums, and the epilogue. What they share with
-// integers is in bytes/hopper.
+// e4m3 `wgmma` convolutions: products, promoted sums, and the epilogue. Code shared with integers
+// is in bytes/hopper.
 //
 // Tensor cores add products of e4m3 at 13 bits of fraction and cut off. A long sum is therefore
 // promoted: it begins at zero every PROMOTED products, and is added to float32 registers, rounded
@@ -38,7 +38,7 @@ struct Factors {
   const float* residual_multiplier;
 };
 
-// What the sums of a thread's two channels are finished with.
+// The epilogue's operands for the sums of a thread's two channels.
 struct Finishing {
   float2 bias, multiplier;
   float residual_multiplier;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void finish(const Sums& sums, unsigned slab, const Fi
   finish_slab(sums, slab, by, row_of);
 }
 
-// What four adjacent channels are finished with.
+// The epilogue's operands for four adjacent channels.
 struct ChunkFinishing {
   float4 bias, multiplier;
   float residual_multiplier;

@@ -1,5 +1,5 @@
 // Integer `wgmma` convolutions: products in int32, and requantisation. Sums are exact, so their
-// order does not matter. What they share with e4m3 is in bytes/hopper.
+// order does not matter. Code shared with e4m3 is in bytes/hopper.
 //
 // The including file defines X_SIGNED and TILE_* and includes this once.
 #pragma once
@@ -28,7 +28,7 @@ struct Factors {
   int residual_signed;
 };
 
-// What the sums of a thread's two channels are requantised with.
+// The epilogue's operands for the sums of a thread's two channels.
 struct Finishing {
   int2 bias;
   float2 multiplier;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void finish(const Sums& sums, unsigned slab, const Fi
   }
 }
 
-// What four adjacent channels are requantised with.
+// The epilogue's operands for four adjacent channels.
 struct ChunkFinishing {
   int4 bias;
   float4 multiplier;
