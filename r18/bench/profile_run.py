@@ -123,7 +123,7 @@ def table(rows: Sequence[Row]) -> str:
     judged = any(row.loss is not None for row in rows)
     heads = ["batch", "", "CPU ms", f"/ {MODEL}"]
     heads += ["CUDA ms", f"/ {MODEL}"] if cuda else []
-    heads += ["of what it may lose"] if judged else []
+    heads += ["loss / allowed"] if judged else []
     lines = []
     for row in rows:
         times = [(row.cpu_ms, row.cpu_ratio)]

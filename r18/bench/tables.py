@@ -150,8 +150,8 @@ def judged(rows: Sequence[Row]) -> str:
     if worst is None:
         return "no output was judged"
     return (
-        f"outputs of {len(rows)} rows judged against float64: at most {worst.loss:.3g} of what is "
-        f"allowed ({worst.backend}, {worst.precision}, batch {worst.batch})"
+        f"outputs of {len(rows)} rows judged against float64: at most {worst.loss:.3g} of the "
+        f"bound ({worst.backend}, {worst.precision}, batch {worst.batch})"
     )
 
 

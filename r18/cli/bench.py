@@ -69,7 +69,7 @@ FromHost = Annotated[
     typer.Option(
         "--from-host",
         help="Also feed each with uint8 pixels from host memory, batch after batch: the first "
-        "kernel normalises them, and the next batch is copied meanwhile.",
+        "kernel normalises them, and copies of the next batch overlap with it.",
     ),
 ]
 

@@ -273,7 +273,7 @@ def test_the_command_judges_and_records(tmp_path: Path) -> None:
     assert f"recorded in {path}" in done.err
     (found,) = json.loads(path.read_text())["groups"].values()
     assert [row["contender"] for row in found["rows"]] == [MODEL, "all"]
-    assert "of what it may lose" in done.out
+    assert "loss / allowed" in done.out
     for row in found["rows"]:
         assert f"{row['cpu_ms']:.3f}" in done.out
         assert f"{row['loss']:.3f}" in done.out

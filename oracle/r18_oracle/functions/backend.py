@@ -116,7 +116,7 @@ class FunctionKernel(Kernel):
             terms = math.prod(problem.inputs[0][2:])
         bits = BITS[self.contract.accumulate] - self.contract.truncates
         if terms and math.log2(2 * terms + 4) > bits - LEAST_BITS:
-            return f"sums in {self.contract.accumulate} leave no bit of so many terms"
+            return f"sums in {self.contract.accumulate} leave no bit of that many terms"
         return None
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
