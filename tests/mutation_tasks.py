@@ -15,7 +15,7 @@ from r18_oracle.mutation.trial import Passed, Question
 
 @dataclass(frozen=True)
 class Told:
-    """A trial's result, and the process that is kept for the next: none, or its id."""
+    """A trial's result, and the id of the process that is kept for the next trial, or None."""
 
     found: Finding | Passed | None
     kept: int | None
@@ -33,7 +33,7 @@ def one_after_another(
 
 
 def asked_thrice(announce: object) -> list[list[object]]:
-    """What a process says to three requests, of which the last ends it."""
+    """A process's answers to three requests; the last request ends it."""
 
     def work(request: str, say: Say) -> object:
         say(f"to {request}")

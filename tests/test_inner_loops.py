@@ -1,4 +1,4 @@
-"""Inner loops as assembly has them, and the table of them. No time counts."""
+"""Inner loops found in assembly, and the table of them. No time counts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_other_assemblers() -> None:
 
 
 class Coded:
-    """A backend's kernels with code of the test's, and rates."""
+    """A backend whose matmul kernels have assembly from this test, and instruction rates."""
 
     def __init__(self, rate: float) -> None:
         self.inner = load_backend("numpy")
