@@ -24,12 +24,12 @@ class Told:
 def one_after_another(
     announce: object, question: Question, mutants: Sequence[Mutant | None], kernels: list[str]
 ) -> list[Told]:
-    told: list[Told] = []
+    results: list[Told] = []
     for mutant in mutants:
         found = trials.trial(None, question, mutant, kernels, 10)
         (kept,) = trials._kept or [None]
-        told.append(Told(found, kept and kept.child))
-    return told
+        results.append(Told(found, kept and kept.child))
+    return results
 
 
 def asked_thrice(announce: object) -> list[list[object]]:

@@ -94,7 +94,8 @@ def test_more_channels_and_outputs_than_a_grid_has_blocks_along_an_axis() -> Non
 
 @pytest.mark.parametrize("name", ["cupy/linear/tiled/fp32", "cupy/relayout/transpose/fp32"])
 def test_an_edge_is_crossed_on_one_axis_while_another_is_full(name: str) -> None:
-    """An edge is crossed on one axis while the other is full, for both orders of the axes."""
+    """An edge is crossed on one axis while another is full: on both axes of a product (rows and
+    columns) and of a transposition (channels and pixels)."""
     (kernel,) = (k for k in load_backend("cupy").kernels() if k.id == name)
     found = crossings(kernel, QUICK.max_elements, QUICK.max_macs)
     if kernel.op is Linear:
