@@ -182,14 +182,14 @@ def check_plan(plan: Plan, granule: int) -> dict[str, str]:
         arena[workspace] = free
         for position, key in enumerate(step.inputs):
             if (arena[place(key)] != ids[key]).any():
-                raise AssertionError(f"the workspace of {step.name} lies over its input {key}")
+                raise AssertionError(f"the workspace of {step.name} overlaps its input {key}")
             if place(key) == output:
                 assert step.kernel.in_place, f"{step.name} writes over {key}, not being in place"
                 assert position == 0, f"{step.name} writes over its second input"
                 in_place[step.output] = key
             else:
                 apart = place(key).stop <= output.start or output.stop <= place(key).start
-                assert apart, f"the output of {step.name} lies partly over its input {key}"
+                assert apart, f"the output of {step.name} partly overlaps its input {key}"
         arena[output] = ids[step.output]
         assert (arena[workspace] == free).all(), f"{step.name}: workspace and output overlap"
     taps = (schedule.value_of(tap) for tap in plan.options.taps)

@@ -71,7 +71,7 @@ def test_never_an_alarm(kernel: HostKernel, pytestconfig: pytest.Config) -> None
 
 @pytest.mark.parametrize("kernel", IS_WINOGRAD, ids=lambda kernel: kernel.id)
 def test_never_an_alarm_from_winograd(kernel: HostKernel) -> None:
-    """Winograd raises no alarm on 3×3 problems of stride 1, few of which are drawn."""
+    """Winograd raises no alarm on 3×3 problems of stride 1, which are rarely drawn."""
     tally = Tally()
     for seed, (n, c, o, h, w, pad) in enumerate(
         [(1, 1, 1, 3, 3, 0), (2, 3, 5, 4, 7, 1), (1, 8, 2, 9, 6, 1), (3, 2, 4, 5, 5, 2)]

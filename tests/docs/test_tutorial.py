@@ -170,7 +170,7 @@ class Shell:
 def environment(folder: Path) -> dict[str, str]:
     """A new virtual environment with what this one has, so that the page may install into it.
 
-    pip is told to take everything from here: it has no network.
+    pip takes everything from this environment, as it has no network.
     """
     venv.create(folder, with_pip=False, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))

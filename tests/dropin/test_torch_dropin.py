@@ -262,7 +262,7 @@ def test_a_bound_kernel_is_run_on_its_device_in_the_current_stream(
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream, raising=False)
     shape, backend = (2, 3), get_backend(f"{HERE}:Bound")
     run = make_sum(backend, shape, Layout.NCHW, "fp32", torch.device("cpu"))
-    run._cuda = 1  # as if the tensors lay there
+    run._cuda = 1  # as if the tensors were there
     a, b = torch.randn(shape), torch.randn(shape)
     BOUND.clear()
     for _ in range(2):

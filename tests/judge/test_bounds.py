@@ -318,7 +318,7 @@ def test_only_truncated_sums_are_promoted() -> None:
 
 
 def test_promoted_sums_lose_a_tenth_of_what_truncated_ones_do() -> None:
-    """Promoted sums lose a tenth of what truncated ones do, at layer 4's length; both lose the same
+    """Promoted sums lose a tenth as much as truncated ones, at layer 4's length; both lose the same
     in the cross products."""
     rng = np.random.default_rng(7)
     x, w = (rng.uniform(0.5, 1, shape).astype(np.float32) for shape in ((4608, 6), (5, 4608)))

@@ -1,4 +1,4 @@
-"""The limits of what a file may cause: no import of its own, of weights, or from the folder."""
+"""What a file may cause is limited: no import of its own, no weights, no folder's modules."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_deadline_leaves_what_is_not_done_and_keeps_what_is() -> None:
 
 def test_a_worker_starts_processes_as_any_program_does() -> None:
     """A worker has the default start method. Numba makes a lock when it is imported, and with
-    `forkserver` the lock has a name, of which `r18 verify` warned as its workers were killed."""
+    `forkserver` the lock has a name; `r18 verify` warned of it when workers were killed."""
     (outcome,) = run(job("start_method"))
     assert outcome.result == multiprocessing.get_start_method()
 

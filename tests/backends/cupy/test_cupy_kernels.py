@@ -36,7 +36,7 @@ from r18_oracle.generate.problems import schedule_problems
 KERNELS = all_kernels()
 ENTRIES = entries()
 SAMPLED = 16
-"""One in so many recorded functions is compiled again."""
+"""One of every sixteen recorded functions is compiled again."""
 SPILLED = {
     (
         "conv2d_implicit_gemm-TILE_M=64-TILE_N=128-TILE_K=8-TILE_TM=8-TILE_TN=8-TILE_STAGES=3-"
