@@ -35,7 +35,7 @@ from r18.graph.schedule import Schedule
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE_ALL = "R18_COMPILE_ALL"
-"""Set to 1, as in the nightly run, tests compile what records say of compiled functions."""
+"""If this variable is 1, as in the nightly run, tests also compile functions on record."""
 
 
 def random_weights(

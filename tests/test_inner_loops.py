@@ -59,7 +59,7 @@ def test_only_innermost_loops_that_multiply() -> None:
     assert [line.partition("#")[2].strip() for line in first.lines] == [
         "", "64-byte Spill", "", "64-byte Folded Reload", "", ""
     ]  # fmt: skip
-    # With two jumps back to it or out of it, a loop is one still.
+    # A loop with two jumps back to it or out of it is still one loop.
     assert (second.products, second.instructions, second.spills) == (1, 4, 0)
     assert inner_loops(HostCode("vpdpbusd", NESTED)) == ()
 

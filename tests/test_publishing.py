@@ -1,6 +1,6 @@
-"""What is published: `python -m build` makes it, and it runs where nothing else is installed.
+"""The published distribution: `python -m build` makes it, and it runs with nothing else installed.
 
-No network: an environment is given links to what the declared dependencies bring, and to nothing
+No network: an environment has links to what the declared dependencies bring, and to nothing
 else.
 """
 

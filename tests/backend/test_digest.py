@@ -1,4 +1,4 @@
-"""The digest of a kernel's sources: what changes it, what does not, and what it refuses."""
+"""The digest of a kernel's sources: changes that count, changes that do not, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The troubleshooting page: every cause is planted, and its row's command shows what it says.
+"""The troubleshooting page: every cause is planted, and its row's command prints what the row says.
 
 Commands run as printed, but on the tiny network, which takes seconds.
 """

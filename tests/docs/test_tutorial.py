@@ -37,7 +37,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: what its comment says is to be done with it, and its text."""
+    """A fenced block: the instruction in its comment, and its text."""
 
     line: int
     what: str

@@ -1,8 +1,8 @@
-"""Kernels that do not compute what they are asked, and try to pass all the same.
+"""Kernels that do not compute their op, and try to pass all the same.
 
 A cheat is made again for each campaign, as many of them remember. Those of `FATAL` end or hang
 their process and are only for workers; `HOLLOW` ones never run, so no check sees them, and a
-campaign's verdict must; `LARGE` ones are right on all that is drawn, and wrong on the network's
+campaign's verdict must; `LARGE` ones are right on drawn problems, and wrong on the network's
 problems. Against a kernel that rewrites the oracle's own code in memory only a process of its own
 would help: what is written to disk is then judged by another.
 """

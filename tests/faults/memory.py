@@ -1,4 +1,4 @@
-"""Right numbers, wrong conduct: kernels that misuse memory, time, or what they declare."""
+"""Kernels with right numbers that misuse memory or time, or break their declarations."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _offset_weights(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -
 
 
 def _pairs(weight: Array) -> Array:
-    """Two weights a byte, lowest bits first; a last odd one is alone."""
+    """Weights packed two a byte, lowest bits first; a last odd weight has a byte of its own."""
     flat = weight.reshape(len(weight), -1) & 15
     flat = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))
     return np.asarray(flat[:, ::2] | flat[:, 1::2] << 4)

@@ -34,7 +34,7 @@ class TooLong(BaseException):
 
 @dataclass(frozen=True)
 class Failure:
-    """A file that was neither accepted nor refused in words."""
+    """A file that was neither accepted nor refused with a message."""
 
     target: str
     data: bytes

@@ -1,4 +1,4 @@
-"""Damaged files to every parser: accepted or refused in words, within memory and time.
+"""Damaged files for every parser: accepted or refused with a message, in limited memory and time.
 
 A short run; `PYTHONPATH=tests python -m fuzz --minutes 60` is a long one.
 """

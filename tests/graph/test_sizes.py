@@ -1,4 +1,4 @@
-"""Sizes as callers give them: ints for pairs and lists are taken, the rest is refused in words."""
+"""Sizes from callers: ints for pairs, and lists, are accepted; all else gets a message."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_tf32_rounds_weights_and_no_biases() -> None:
     np.testing.assert_array_equal(bias, [fine])
 
 
-# Of a product: 2⁻²² for each factor, as much for the product left out; and what they do together.
+# A product loses 2⁻²² for each factor, as much for the dropped product, and their cross terms.
 SPLIT_BOUND = 3 * 2.0**-22 * (1 + 2.0**-10)
 
 

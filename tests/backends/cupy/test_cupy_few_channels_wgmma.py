@@ -99,7 +99,7 @@ def test_weights_times_columns_are_a_row_of_the_convolution(
             for chunk in range(chunks):
                 right = columns_at(line, 2 * step + chunk, op, columns, precision)
                 left = packed[:, r, step, 0, chunk].reshape(tiles * 64, -1)
-                # A column that is not finite may be in a window of a later column alone.
+                # A non-finite column may be in the window of a later column only.
                 with np.errstate(invalid="ignore"):
                     sums += left @ right.T
     for column in range(columns):

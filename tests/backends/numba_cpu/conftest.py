@@ -24,7 +24,7 @@ def backend_with_tiles() -> Iterator[Backend]:
 
 @pytest.fixture
 def only_where_it_runs(request: pytest.FixtureRequest, backend_with_tiles: Backend) -> None:
-    """Skip a test of a `kernel` for which this CPU lacks the instruction."""
+    """Skip a test whose `kernel` needs an instruction that this CPU lacks."""
     if "kernel" not in getattr(getattr(request.node, "callspec", None), "params", {}):
         return
     kernel: Kernel = request.node.callspec.params["kernel"]
