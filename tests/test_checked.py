@@ -139,7 +139,7 @@ def test_a_crash_is_a_finding() -> None:
 
 
 def test_the_result_of_a_cache_by_identity() -> None:
-    """The finding names an ordinary check or `state`: ids are reused, so any check may be wrong."""
+    """A cache by `id` is found by `state` or an ordinary check, since ids are reused."""
     result = checked("conv2d_cached_by_id", "conv2d", BRIEF)
     assert not result.ok
     (finding,) = result.findings

@@ -107,7 +107,7 @@ def test_a_flushed_l2_costs_time(backend: Backend) -> None:
 
 
 def test_errors_are_of_the_order_of_pytorchs(backend: Backend) -> None:
-    """Errors are of PyTorch's order: both round every stored value to half precision."""
+    """Errors are of PyTorch's order of magnitude: both round stored values to half precision."""
     request = Request(["cupy"], ["fp16"], [8], Rounds(warmup=1, repeat=5))
     rows = {row.backend: row for row in run_bench(request).rows}
     if PEER not in rows:

@@ -210,7 +210,7 @@ def test_what_github_reads_is_well_formed() -> None:
 
 
 def test_the_english_keeps_to_our_style() -> None:
-    """The pages have at most one such phrase a thousand lines: `tools/count_words.py --show`."""
+    """The pages have at most one phrase of `tools/count_words.py` a thousand lines."""
     pages = [page for page in PAGES if page.name != "report.md"]
     tool = str(ROOT / "tools" / "count_words.py")
     command = [sys.executable, tool, "--limit", "1", *map(str, pages)]

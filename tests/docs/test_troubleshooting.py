@@ -139,7 +139,7 @@ def pool(_variables: None) -> Iterator[Pool]:
 
 @pytest.fixture
 def one_worker(pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Use one worker for all runs, as starting one takes seconds, and write to an own folder."""
+    """Use one worker for all runs, as starting one takes seconds, and a new folder for files."""
 
     def kept(jobs: Any, *, workers: Any = None, **options: Any) -> Any:
         return pool.run(jobs, **options)

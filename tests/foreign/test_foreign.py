@@ -66,7 +66,8 @@ def test_a_library_that_is_missing_is_skipped_by_name(
 
 
 def test_a_fault_of_other_instructions_is_not_expected_here(tmp_path: Path) -> None:
-    """A fault of other instructions is not expected on this CPU; the record keeps it."""
+    """A fault of other instructions is not expected here; the record keeps the other CPU's
+    result."""
     text = (
         'LIBRARY, NEEDS = "PyTorch", ("torch",)\nFAULTS = {"relu": "of another CPU"}\n'
         'FAULTS_WITH = {"relu": "no CPU\'s"}\n'

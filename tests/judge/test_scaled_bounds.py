@@ -87,7 +87,7 @@ def test_near_a_tie_either_number_is_right() -> None:
 
 
 def test_saturation_is_part_of_the_result() -> None:
-    """A saturated result's bound is 448 above, and reaches as far below as E does."""
+    """A result of 448 ± E saturates: it is at most 448, and as far below as E reaches."""
     found = stored(np.array([1.0, 20.0]), np.array([448.0, 448.0]), PLAIN)
     assert found.tolist() == [0.0, 32.0]
 

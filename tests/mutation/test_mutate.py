@@ -485,7 +485,8 @@ def test_time_that_is_up_leaves_mutants(toy: Score, tmp_path: Path) -> None:
 
 
 def test_the_score_is_of_a_first_part_of_the_sample(toy: Score, numpy_plan: Plan) -> None:
-    """The score covers the sample's first part: survivors take longest, so it would be too high."""
+    """The score is of the sample's first part; of what finished first it would be too high, since
+    survivors take longest."""
     plan = replace(numpy_plan, mutants=tuple(r.mutant for r in toy.results), reasons={})
     order = list(toy.results)
     backend = load_backend("numpy")

@@ -180,8 +180,8 @@ def test_verify_names_the_state_and_replay_says_that_one_call_is_right(tmp_path:
 def test_a_finding_of_the_drawn_problems_keeps_the_calls_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A finding of drawn problems keeps the calls before it, if only a 4-d and a 2-d input share a
-    session."""
+    """A finding of drawn problems keeps the calls before it: only a 4-d and a 2-d input share this
+    session, which no scenario has."""
     monkeypatch.setattr(history, "TRIALS", 1)  # a process each
     ((path, data),) = _verified("fault/relu/session_of_sizes/*", tmp_path)
     assert data["check"] == "state"

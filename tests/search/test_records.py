@@ -244,7 +244,7 @@ def test_a_damaged_record_is_left_alone(tmp_path: Path, text: str) -> None:
 
 
 def test_the_command_line_writes_one(tmp_path: Path) -> None:
-    """The command records right kernels, and a kernel that computes nothing, as NOT verified."""
+    """The command records right kernels as verified, and one that computes nothing as not."""
     short = r18("verify", "--backend", "numpy", "--profile", "quick", "--record")
     assert short.code == REFUSED
     assert "thorough or nightly, not of 'quick'" in short.err
@@ -466,7 +466,7 @@ def cuda_kernels(backend: str) -> list[Kernel]:
 
 @pytest.mark.parametrize("backend", ["cupy", "numba"])
 def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
-    """Each changed CUDA kernel is verified again, on any GPU, and its record committed.
+    """A changed kernel has to be verified again, on any GPU, and its record committed.
 
     Before a backend's first record its page says so; once one kernel is in a record
     all have to be.

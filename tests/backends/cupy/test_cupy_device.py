@@ -109,8 +109,7 @@ def test_an_array_on_the_device_is_read_where_it_is(program: Any) -> None:
 
 
 def test_run_is_ordered_in_the_callers_stream(program: Any) -> None:
-    """A run waits for the caller's late input, and the caller's stream reads the result after
-    it."""
+    """A run waits for the caller's late input, and the caller's stream reads its result."""
     import cupy
 
     batches = [images(SCHEDULE, BATCH, seed) for seed in range(5, 10)]

@@ -327,8 +327,7 @@ def test_each_output_is_computed_once(precision: Precision, columns: int) -> Non
 def test_each_pooled_output_has_its_window_in_one_warp(
     precision: Precision, pw: int, columns: int
 ) -> None:
-    """Each pooled output has its window in one warp; a lane pools column pairs and the one
-    before."""
+    """Each pooled output's window is in one warp; lanes pool column pairs and the one before."""
     problem = of_width(columns, True, pw)
     for tile in kernel(precision, True).all_tiles:
         found: Counter[int] = Counter()
