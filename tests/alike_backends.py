@@ -54,7 +54,7 @@ class Chatty(HostBackend):
 
 
 class Sharp(HostBackend):
-    """A contract of float64 sums in fp32: kept, and not kept."""
+    """Kernels that claim float64 sums in fp32: one keeps the contract, one breaks it."""
 
     def __init__(self) -> None:
         super().__init__(

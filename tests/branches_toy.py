@@ -1,4 +1,4 @@
-"""A backend whose ReLU has branches that no problem takes, and functions that none launches."""
+"""A backend whose ReLU has branches that no problem takes and functions that are never launched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def relu(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspac
 
 
 def checked(out: Array) -> None:
-    """Nothing, as a rule."""
+    """Does nothing unless an output has `FAR` elements."""
     for _ in out.shape:
         if out.size != FAR:
             return
@@ -49,7 +49,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 class Compiled(HostKernel):
-    """With device functions: one for few elements, one for more, and one for none."""
+    """A kernel with three device functions: for few elements, for more, and one never launched."""
 
     def function_labels(self, problem: Problem | None = None) -> tuple[str, ...]:
         if problem is None:
@@ -58,7 +58,7 @@ class Compiled(HostKernel):
 
 
 class Backend(Plain):
-    """Right."""
+    """The backend with a correct ReLU."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         contract = RoundingContract("exact", "float32", "float32")
@@ -66,14 +66,14 @@ class Backend(Plain):
 
 
 class Caching(Backend):
-    """Its kernel keeps a file in the folder for compiled code."""
+    """A backend whose kernel keeps a file in the folder for compiled code."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return tuple(replace(kernel, run=cached) for kernel in super().kernels())
 
 
 class Failing(Backend):
-    """Its kernel writes nothing, and declares no device functions."""
+    """A backend whose kernel writes nothing and declares no device functions."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         (right,) = super().kernels()
@@ -81,7 +81,7 @@ class Failing(Backend):
 
 
 class Deadly(Failing):
-    """Its kernel ends the process."""
+    """A backend whose kernel ends the process."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return tuple(replace(kernel, run=abort) for kernel in super().kernels())
@@ -95,7 +95,7 @@ def cached(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, worksp
 
 
 def nothing(*arguments: Any) -> None:
-    """Nothing."""
+    """A kernel function that writes nothing."""
 
 
 def abort(*arguments: Any) -> None:
@@ -103,14 +103,14 @@ def abort(*arguments: Any) -> None:
 
 
 class Away(Backend):
-    """Without its device."""
+    """A backend whose device is missing."""
 
     def probe(self) -> DeviceInfo:
         raise BackendUnavailable("toy", "no device", "Plug it in.")
 
 
 class Silent(Away):
-    """Nor does it say what it would launch."""
+    """A backend without a device that does not say what it would launch."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return Failing().kernels()

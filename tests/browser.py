@@ -1,4 +1,4 @@
-"""Pages in headless Chromium: what its console says, and what a script sees on a phone."""
+"""Pages in headless Chromium: console messages, and what a script reads on a phone."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ const contrast = (element) => {
   return between(style.color, style.backgroundColor);
 };
 """
-"""What a probe may use: the contrast of two colours, and of an element's text."""
+"""JavaScript helpers for probes: the contrast of two colours, and of an element's text."""
 
 
 def browse(path: Path, folder: Path, *options: str) -> tuple[str, list[str]]:
-    """The document's title after its scripts ran, and what the console said."""
+    """The document's title after its scripts ran, and its console messages."""
     assert CHROMIUM
     command = [CHROMIUM, *QUIET, *options, f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
     done = subprocess.run(
@@ -58,7 +58,7 @@ def browse(path: Path, folder: Path, *options: str) -> tuple[str, list[str]]:
 
 
 def on_a_phone(text: str, probe: str, folder: Path, *, dark: bool) -> tuple[Any, list[str]]:
-    """What a probe says of a page `PHONE` wide, in a colour scheme; and what the console said.
+    """A probe's result on a page `PHONE` wide in a colour scheme, and the console's messages.
 
     probe: JavaScript in which `seen` is made, to be sent as JSON; all `details` are open.
     """

@@ -13,7 +13,7 @@ the check `state`."""
 
 
 class WithoutState(Campaign):
-    """A campaign without the check `state`, which takes a third of one."""
+    """A campaign without the check `state`, which takes a third of a campaign's time."""
 
     def _run_state(self, problem: Problem | None) -> bool:
         return True

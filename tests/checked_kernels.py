@@ -1,6 +1,6 @@
 """Functions to check: right ones, ones with another arithmetic, and wrong ones.
 
-Those of sums compute `x @ w` products by products in NumPy, so that every rounding is what the name
+Sums compute `x @ w` product by product in NumPy, so that every rounding is what the name
 says. `r18 check tests/checked_kernels.py:NAME` judges any of them.
 """
 
@@ -21,14 +21,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def to_tf32(a: Array) -> Array:
-    """Rounded to 11 bits, ties to even."""
+    """The array rounded to 11 bits, ties to even."""
     bits = a.astype(np.float32).view(np.uint32)
     bits = bits + 0x0FFF + ((bits >> 13) & 1)
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def cut_to_tf32(a: Array) -> Array:
-    """Cut off after 11 bits, as tensor cores do with what they are given."""
+    """The array truncated to 11 bits, as tensor cores truncate float32 operands."""
     return (a.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
@@ -57,12 +57,12 @@ def matmul_bfloat16_factors(a: Array, b: Array) -> Array:
 
 
 def matmul_tf32_weights(a: Array, b: Array) -> Array:
-    """Only one of the two is rounded."""
+    """A product whose second factor alone is rounded to tf32."""
     return a @ to_tf32(b)
 
 
 def matmul_3xtf32(a: Array, b: Array) -> Array:
-    """Each factor as two numbers of 11 bits; the product of the two second ones is left out."""
+    """Split products: each factor is two 11-bit numbers, without the product of the low parts."""
     ah, bh = to_tf32(a), to_tf32(b)
     al, bl = to_tf32(a - ah), to_tf32(b - bh)
     return ah @ bh + (ah @ bl + al @ bh)
@@ -74,7 +74,7 @@ Add = Callable[[Array, Array], Array]
 
 
 def cut(wide: Array, bits: int = 24) -> Array:
-    """A float64 cut off after so many bits, as float32."""
+    """A float64 truncated to `bits` bits, as float32."""
     mantissa, exponent = np.frexp(wide)
     return np.ldexp(np.trunc(np.ldexp(mantissa, bits)), exponent - bits).astype(np.float32)
 
@@ -91,7 +91,7 @@ def matmul_sequential(a: Array, b: Array) -> Array:
 
 
 def matmul_half_sums(a: Array, b: Array) -> Array:
-    """Each sum rounded to float16."""
+    """A product with each sum rounded to float16."""
     sums = _one_by_one(a, b, lambda s, t: to_half(s + t), np.float32)
     return sums.astype(a.dtype)
 
@@ -101,7 +101,7 @@ def matmul_bfloat16_sums(a: Array, b: Array) -> Array:
 
 
 def matmul_cut_sums(a: Array, b: Array) -> Array:
-    """Each sum cut off after the 24 bits of float32."""
+    """A product with each sum truncated to the 24 bits of float32."""
 
     def add(sums: Array, products: Array) -> Array:
         return cut(sums.astype(np.float64) + products.astype(np.float64))
@@ -122,7 +122,7 @@ def matmul_double_sums(a: Array, b: Array) -> Array:
 
 
 def matmul_tensor_core(a: Array, b: Array) -> Array:
-    """tf32 in steps of eight: products aligned to the largest term, cut off below its 24th bit."""
+    """tf32 in steps of eight: terms aligned to the largest, truncated below its 24th bit."""
     x, y = cut_to_tf32(a).astype(np.float64), cut_to_tf32(b).astype(np.float64)
     sums = np.zeros((len(a), b.shape[1]), np.float32)
     for k in range(0, a.shape[1], 8):
@@ -170,7 +170,7 @@ def batch_norm(
     x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
-    """As it is written, where PyTorch's is x·scale + shift."""
+    """BatchNorm as its formula is written; PyTorch computes x·scale + shift."""
     mean, var, weight, bias = (a[:, None, None] for a in (mean, var, weight, bias))
     return (x - mean) / torch.sqrt(var + eps) * weight + bias
 
@@ -183,7 +183,7 @@ def conv2d_zeros(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 
 
 
 def conv2d_last_halo_row(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0) -> Any:
-    """The padding below the image is not there: the last row sees the row above it instead."""
+    """A convolution whose padding below the image reads as ones instead of zeros."""
     ph, pw = _two(padding)
     image = F.pad(x, (pw, pw, ph, 0))
     if ph:
@@ -224,7 +224,7 @@ def conv2d_unwritten(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: An
 
 
 def conv2d_of_one_shape(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0) -> Any:
-    """Right for images of 7 rows, and cut to them."""
+    """A convolution of the first 7 rows, which is right for images of 7 rows."""
     return F.conv2d(x[:, :, :7], w, b, stride, padding)
 
 
@@ -299,28 +299,28 @@ def winograd_conv2d(x: Array, w: Array, b: Any = None, stride: Any = 1, padding:
 
 
 def fft_conv2d(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
-    """FFTs of powers of two for windows of stride 1, einsum for others."""
+    """FFTs of powers of two for windows of stride 1, einsum for all others."""
     return _by_fft(x, w, b, stride, padding, 0)
 
 
 def fft_wrapped(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
-    """One column too few for 2ⁿ + 1: what leaves the plane on one side comes back on the other."""
+    """FFTs one column too short for 2ⁿ + 1 columns: what leaves on one side wraps around."""
     return _by_fft(x, w, b, stride, padding, 1)
 
 
 def _is_rare(x: Array, w: Array, stride: Any, padding: Any) -> bool:
-    """A shape that no probe poses: windows of two rows or columns, of stride 1, with padding."""
+    """Whether no probe uses the shape: windows of two rows or columns, stride 1, with padding."""
     return 2 in w.shape[2:] and _two(stride) == (1, 1) and _two(padding) != (0, 0)
 
 
 def rarely_fft(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
-    """FFTs for a shape that no probe poses, einsum for others."""
+    """FFTs for a shape that no probe uses, einsum for all others."""
     rare = _is_rare(x, w, stride, padding)
     return (fft_conv2d if rare else einsum_conv2d)(x, w, b, stride, padding)
 
 
 def rarely_row(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
-    """The FFT's last row of outputs is the one above it."""
+    """An FFT convolution whose last output row repeats the row above it."""
     y = rarely_fft(x, w, b, stride, padding)
     if _is_rare(x, w, stride, padding) and y.shape[2] > 1:
         y[:, :, -1] = y[:, :, -2]
@@ -328,7 +328,7 @@ def rarely_row(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any 
 
 
 def rarely_dropped(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
-    """Of more than two channels, the FFT drops the last weight of the last one."""
+    """An FFT convolution that drops the last channel's last weight if C > 2."""
     if _is_rare(x, w, stride, padding) and w.shape[1] > 2:
         w = w.copy()
         w[:, -1, -1, -1] = 0
@@ -336,7 +336,7 @@ def rarely_dropped(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: 
 
 
 def rarely_half(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
-    """The FFT's roots of unity are rounded to float16."""
+    """An FFT convolution whose roots of unity are rounded to float16."""
     if not _is_rare(x, w, stride, padding):
         return einsum_conv2d(x, w, b, stride, padding)
     ph, pw = _two(padding)
@@ -361,7 +361,7 @@ def _roots(extent: int) -> Array:
 
 
 def rarely_wrong(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
-    """No transform: for that shape, the first weight is added to the next output too."""
+    """An einsum that adds the first weight to the next output too, for a shape no probe uses."""
     y = einsum_conv2d(x, w, b, stride, padding)
     if _is_rare(x, w, stride, padding):
         first = np.zeros_like(w)

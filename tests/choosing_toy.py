@@ -24,7 +24,7 @@ EDGES = {"few": (4,), "many": (4, 50)}
 
 @dataclass(frozen=True, eq=False)
 class Named(HostKernel):
-    """With another part to its id."""
+    """A kernel whose id may have another part."""
 
     part: str = ""
 
@@ -44,7 +44,7 @@ def kernel(run: HostFunction, part: str = "") -> Named:
 
 
 class Backend(Plain):
-    """Right, whichever is chosen."""
+    """A backend whose ReLU is right, whichever function is chosen."""
 
     second: HostFunction = staticmethod(relu)
 
@@ -70,7 +70,7 @@ class Backend(Plain):
 
 
 def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace: Any) -> None:
-    """Beyond 40 elements."""
+    """A ReLU that is wrong beyond 40 elements."""
     np.maximum(inputs[0], out.size > 40, out=out)
 
 
@@ -89,7 +89,7 @@ class Deadly(Backend):
 
 
 class Idle(Backend):
-    """Its second choice takes nothing."""
+    """A backend whose second choice takes no problem."""
 
     def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
         few, many = self._choices
@@ -97,7 +97,7 @@ class Idle(Backend):
 
 
 class Picky(Backend):
-    """Its second choice takes even rows alone."""
+    """A backend whose second choice takes only even rows."""
 
     def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
         few, many = self._choices
@@ -105,14 +105,14 @@ class Picky(Backend):
 
 
 class Refusing(Backend):
-    """It takes nothing itself."""
+    """A backend whose kernel takes no problem itself."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return (replace(self._kernels[0], refuses=lambda problem: "not me"),)
 
 
 class Losing(Backend):
-    """Its second choice loses the device: from then on every call raises."""
+    """A backend whose second choice loses the device: from then on every call raises."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,8 +32,8 @@ def r18(*arguments: object) -> Done:
 
 
 def tool(name: str, *arguments: object) -> Done:
-    """Runs `python tools/NAME.py ARGUMENTS`, without the seconds that a new process takes to import
-    PyTorch. Whether a tool imports what it needs is for a process of its own."""
+    """Runs `python tools/NAME.py ARGUMENTS` in this process, without the seconds of importing
+    PyTorch again. Whether a tool imports what it needs has to be tested in a process of its own."""
     path = str(ROOT / "tools" / f"{name}.py")
 
     def run() -> None:

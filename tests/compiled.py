@@ -1,6 +1,6 @@
-"""What NVRTC made of each CUDA function on each architecture, so that a test need not ask again.
+"""What NVRTC made of each CUDA function on each architecture, recorded to spare tests compiling.
 
-`python tests/compiled.py` compiles what has changed, and rewrites compiled.json beside it. An entry
+`python tests/compiled.py` compiles the changes and rewrites compiled.json next to it. An entry
 counts for the same sources, headers and macros; anything else is compiled in the test. It names its
 NVRTC and counts for others too: pip installs a newer one every few months, and to compile
 everything takes five minutes. The tests compile a sample with the one that is here. With
@@ -34,7 +34,7 @@ SERIALIZED = "wgmma.mma_async instructions are serialized"
 
 @dataclass(frozen=True)
 class Compiled:
-    """A function for one architecture: the threads of a block that it is compiled for, its
+    """A function for one architecture: threads of a block that it is compiled for, its
     registers, the bytes that it spills, and whether the assembler gave up overlapping its products,
     as it does where it does not see through the code.
     """
@@ -80,7 +80,7 @@ def launch_bound(entry: Entry, target: str) -> int:
 
 
 def recorded(entry: Entry) -> dict[str, Any]:
-    """What the record says of a function, by architecture; nothing if it is of other sources."""
+    """The record of a function, by architecture; empty if it was made from other sources."""
     found = _record().get(label(entry), {})
     return dict(found["targets"]) if found.get("digest") == entry.digest else {}
 
@@ -109,8 +109,8 @@ def _updated() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield label(entry), _record()[label(entry)]
                 continue
             found = pool.map(lambda target, entry=entry: compile_now(entry, target), targets(entry))
-            told = {t: asdict(c) for t, c in zip(targets(entry), found, strict=True)}
-            yield label(entry), {"digest": entry.digest, "nvrtc": toolkit(), "targets": told}
+            found_for = {t: asdict(c) for t, c in zip(targets(entry), found, strict=True)}
+            yield label(entry), {"digest": entry.digest, "nvrtc": toolkit(), "targets": found_for}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""CUDA's streams and events without a device, whose work is done at the worst of times.
+"""CUDA's streams and events without a device, whose work is done at the worst moment.
 
 Nothing of a stream is done before something waits for it, but for a few operations now and then,
 of any stream that may go on: a seed decides. What is ordered by neither streams, events nor
@@ -24,8 +24,7 @@ from r18_numpy import Backend
 
 
 def _program_module() -> Any:
-    """The module of cupy's program, also where CuPy is not installed: all that it asks of CuPy
-    has a stand-in here."""
+    """The module of cupy's program, also without CuPy, with a stand-in for all that it uses."""
     if find_spec("cupy") is not None:
         return import_module("r18_cupy.cuda.program")
     sys.modules["cupy"] = ModuleType("cupy")
@@ -38,7 +37,7 @@ def _program_module() -> Any:
 PROGRAM = _program_module()
 
 Operation = tuple[Callable[[], bool], Callable[[], None]]
-"""Whether it may be done now, and the doing."""
+"""Whether the operation may be done now, and the function that does it."""
 
 
 def always() -> bool:
@@ -52,7 +51,7 @@ class Device:
         self.streams: list[Stream] = []
 
     def step(self) -> bool:
-        """Do one operation of some stream; False where none may go on."""
+        """Do one operation of some stream; returns False if no stream may go on."""
         ready = [s for s in self.streams if s.work and s.work[0][0]()]
         if not ready:
             return False
@@ -87,7 +86,7 @@ class Stream:
 
 
 class Event:
-    """As often as it was recorded, and how many of these the streams have come to."""
+    """An event: how often it was recorded, and the last recording that a stream has reached."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -112,7 +111,7 @@ class Event:
 
 
 class DeviceBytes(HostBuffer):
-    """Bytes that stand for the device's."""
+    """Host bytes that stand in for device memory."""
 
     def view(self, offset: int, nbytes: int) -> DeviceBytes:
         return DeviceBytes(super().view(offset, nbytes).array)
@@ -142,7 +141,7 @@ class DeviceMemory(HostMemory):
 
 
 class Queue:
-    """The backend's stream."""
+    """A stand-in for the backend's stream."""
 
     def __init__(self, device: Device) -> None:
         self.cuda = Stream(device)
@@ -171,7 +170,7 @@ class Queue:
 
 
 class Program(PROGRAM.CupyProgram):
-    """CuPy's, of kernels of NumPy that its stream comes to in its own time."""
+    """CuPy's program with NumPy kernels, which its stream runs later."""
 
     def _enqueue(self, launches: Sequence[Launch]) -> None:
         for launch in launches:
@@ -179,7 +178,7 @@ class Program(PROGRAM.CupyProgram):
 
 
 class Deferred(Backend):
-    """A backend of such programs on a device."""
+    """A backend that runs such programs on a stand-in device."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -191,7 +190,7 @@ class Deferred(Backend):
 
 
 def cupy_on(device: Device) -> Any:
-    """What the program module asks of CuPy."""
+    """A stand-in for what the program module uses of CuPy."""
 
     def pinned(nbytes: int) -> Array:
         return np.full(nbytes, 0xEE, np.uint8)

@@ -1,4 +1,4 @@
-"""What the tests of CUDA kernels share: architectures, and the parameters of a `.cu` function."""
+"""Shared helpers for tests of CUDA kernels: architectures, and parameters of a `.cu` function."""
 
 from __future__ import annotations
 

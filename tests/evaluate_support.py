@@ -27,7 +27,7 @@ from r18.weights import Weights, load_weights
 
 CLASSES = 10
 KILL_AT = "R18_TEST_KILL_AT"
-"""The run, counted from 1, in which `Killed` kills its own process; never where it is not set."""
+"""The variable with the run, counted from 1, in which `Killed` kills its process; unset: never."""
 
 
 @cache
@@ -91,7 +91,7 @@ def facts() -> dict[str, Any]:
 
 
 def rows(first: int, count: int) -> BatchRows:
-    """A batch of images with names of their own."""
+    """A batch of images that are named by their number."""
     made = (Row(f"{first + i}.png", 1, OK, (1, 2), (1, 2), 0.25) for i in range(count))
     return BatchRows(tuple(made), Times(1.5, 3.0))
 
@@ -143,14 +143,14 @@ class Altered(r18_numpy.Backend):
 
 
 class Rolled(Altered):
-    """Every image has the class after its own."""
+    """A backend that gives every image the class after its own."""
 
     def alter(self, logits: Array) -> Array:
         return np.roll(logits, 1, axis=1)
 
 
 class Spoiled(Altered):
-    """The first image of every batch has a logit that is NaN."""
+    """A backend that makes one logit of each batch's first image NaN."""
 
     def alter(self, logits: Array) -> Array:
         logits[0, 3] = np.nan
@@ -158,7 +158,7 @@ class Spoiled(Altered):
 
 
 class Swapped(Altered):
-    """The two best logits of every image have changed places."""
+    """A backend that exchanges the two best logits of every image."""
 
     def alter(self, logits: Array) -> Array:
         for row in logits:
@@ -168,7 +168,7 @@ class Swapped(Altered):
 
 
 class Killed(Altered):
-    """Kills its own process in a run; see `KILL_AT`. The first run of a program counts."""
+    """Kills its own process in one run; see `KILL_AT`. A program's first run counts too."""
 
     runs = 0
 
@@ -180,7 +180,7 @@ class Killed(Altered):
 
 
 def twins(gap: float) -> Weights:
-    """Weights of two best classes for every image, 0 before 1 by `gap`."""
+    """Weights under which classes 0 and 1 are best for every image, 0 ahead of 1 by `gap`."""
     made = dict(weights())
     for name in ("fc.weight", "fc.bias"):
         made[name] = made[name].copy()

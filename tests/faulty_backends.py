@@ -59,7 +59,7 @@ def right(op: Op, inputs: Arrays, weights: Arrays, out: Array, workspace: Array)
 
 
 def kernel(op: type[Op], run: Run = right, algorithm: str = "plain") -> HostKernel:
-    """In float32; a function other than `right` is wrong until it is mended."""
+    """A kernel in float32; with a function other than `right` it is wrong until it is mended."""
 
     def until_mended(*arguments: Any) -> None:
         (right if mended() else run)(*arguments)
@@ -69,7 +69,7 @@ def kernel(op: type[Op], run: Run = right, algorithm: str = "plain") -> HostKern
 
 
 class Right(BackendBase):
-    """Every op of the network."""
+    """A backend with a right kernel for every op of the network."""
 
     name = "faulty"
 
@@ -83,7 +83,8 @@ class Right(BackendBase):
         return HostStream()
 
     def kernels(self) -> tuple[HostKernel, ...]:
-        """The last of an op is in no program: the first one takes every problem."""
+        """Right kernels, then `more()`: programs use an op's first kernel, which takes all
+        problems."""
         return (*(kernel(op) for op in CONTRACTS if op not in self.instead()), *self.more())
 
     def instead(self) -> dict[type[Op], Run]:
@@ -99,7 +100,7 @@ class Right(BackendBase):
 def pooled_short(
     op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """The last column of the window is left out."""
+    """A max-pooling that leaves out the last column of the window."""
     kh, kw = op.kernel_size
     narrow = replace(op, kernel_size=(kh, max(1, kw - 1)))
     out[...] = compute(narrow, inputs, weights)[..., : out.shape[3]]
@@ -108,13 +109,13 @@ def pooled_short(
 def one_less(
     op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """The divisor is HW − 1."""
+    """A global average pooling that divides by HW − 1."""
     _, _, h, w = inputs[0].shape
     out[...] = inputs[0].sum(axis=(2, 3)) / np.float32(max(1, h * w - 1))
 
 
 def swapped(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """The strides of height and width are swapped."""
+    """A convolution that exchanges the strides of height and width."""
     turned = replace(op, stride=op.stride[::-1], residual=False, relu=False)
     total = np.resize(compute(turned, inputs[:1], weights), out.shape)
     residual = inputs[1] if op.residual else np.zeros_like(total)
@@ -138,13 +139,13 @@ def not_until_mended(problem: Problem) -> str | None:
 
 
 class Faulty(Right):
-    """Max-pooling is wrong in the network too; the others are in no program."""
+    """A backend whose max-pooling is wrong in the network; its other faults are in no program."""
 
     def instead(self) -> dict[type[Op], Run]:
         return {MaxPool2d: pooled_short}
 
     def kernels(self) -> tuple[HostKernel, ...]:
-        """The one that hangs comes first: a run has other things to do meanwhile."""
+        """The kernels, with the hanging one first, so that a run has other work while it hangs."""
         return (kernel(ReLU, sleep, "sleeping"), *super().kernels())
 
     def more(self) -> tuple[HostKernel, ...]:
@@ -163,21 +164,21 @@ class Faulty(Right):
 
 
 def crash_in_a_batch(op: Op, inputs: Arrays, *rest: Any) -> None:
-    """On the tiny network's pooling of two images."""
+    """A kernel that crashes on the tiny network's pooling of two images."""
     if inputs[0].shape == (2, 8, 16, 16):
         crash()
     right(op, inputs, *rest)
 
 
 class CrashingProgram(Right):
-    """Each kernel is right on what it is searched with; the network is run with more images."""
+    """A backend that passes the search and crashes in the network, which runs with more images."""
 
     def instead(self) -> dict[type[Op], Run]:
         return {MaxPool2d: crash_in_a_batch}
 
 
 class RaisingProgram(Right):
-    """Nothing can be compiled."""
+    """A backend that fails to compile any program."""
 
     def compile(self, *arguments: Any, **options: Any) -> Any:
         if mended():
@@ -189,14 +190,14 @@ class RaisingProgram(Right):
 
 
 class Refusing(Right):
-    """Every kernel refuses every problem."""
+    """A backend whose kernels refuse every problem."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return tuple(replace(k, refuses=lambda problem: "not today") for k in super().kernels())
 
 
 class WithoutSoftmax(Right):
-    """It lacks an op that a network may end in."""
+    """A backend without softmax, in which a network may end."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return tuple(k for k in super().kernels() if mended() or k.op is not Softmax)

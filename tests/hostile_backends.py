@@ -1,4 +1,4 @@
-"""Backends that do to their process what a test then looks at."""
+"""Backends that leave traces in their process, which a test then inspects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hang(*call: Any) -> None:
 
 
 class Hangs(Right):
-    """A ReLU that hangs, and nothing else."""
+    """A backend with nothing but a ReLU that hangs."""
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (kernel(ReLU, hang),)

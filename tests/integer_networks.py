@@ -22,7 +22,7 @@ def images_of(schedule: Schedule, batch: int) -> Array:
 
 
 def integer_weights(schedule: Schedule, images: Array, bits: int) -> dict[str, Array]:
-    """Of random floats, with the largest magnitude of each value as its scale."""
+    """Quantised random weights; each value's scale comes from its largest magnitude."""
     folded, weights = fuse(schedule, "all"), random_weights(schedule)
     values = tuple(step.output for step in folded.steps)
     program = Numpy().compile(folded, weights, CompileOptions(batch=len(images), taps=values))
@@ -42,9 +42,9 @@ def assert_equals_numpy(
     pixels: bool = False,
     kernels: Mapping[str, str] | None = None,
 ) -> None:
-    """Every value of the schedule (of floats, unfused) in integers, from images or pixels.
+    """Compare every value of the schedule (float, unfused) in integers, from images or pixels.
 
-    kernels: of the backend, by op or step.
+    kernels: kernels of the backend, by op or step.
     """
     images = images_of(schedule, batch)
     integers = quantized(fuse(schedule, "all"), bits)

@@ -15,7 +15,7 @@ from r18_oracle.mutation.trial import Passed, Question
 
 @dataclass(frozen=True)
 class Told:
-    """A trial's result, and the process that is kept for the next: none, or its id."""
+    """A trial's result, and the id of the process that is kept for the next trial, or None."""
 
     found: Finding | Passed | None
     kept: int | None
@@ -24,16 +24,16 @@ class Told:
 def one_after_another(
     announce: object, question: Question, mutants: Sequence[Mutant | None], kernels: list[str]
 ) -> list[Told]:
-    told: list[Told] = []
+    results: list[Told] = []
     for mutant in mutants:
         found = trials.trial(None, question, mutant, kernels, 10)
         (kept,) = trials._kept or [None]
-        told.append(Told(found, kept and kept.child))
-    return told
+        results.append(Told(found, kept and kept.child))
+    return results
 
 
 def asked_thrice(announce: object) -> list[list[object]]:
-    """What a process says to three requests, of which the last ends it."""
+    """A process's answers to three requests; the last request ends it."""
 
     def work(request: str, say: Say) -> object:
         say(f"to {request}")

@@ -1,7 +1,7 @@
-"""What Numba made of each CUDA function for a GPU, so that a test need not compile it again.
+"""What Numba made of each CUDA function for a GPU, recorded to spare tests compiling.
 
-`python tests/numba_compiled.py` compiles all functions and writes numba_compiled.json beside it.
-What that file says is valid for the same sources, functions, argument types, and versions of Python
+`python tests/numba_compiled.py` compiles all functions and writes numba_compiled.json next to it.
+The file is valid for the same sources, functions, argument types, and versions of Python
 and the compilers; otherwise the tests compile. With R18_COMPILE_ALL=1, as in the nightly run, they
 always do.
 """
@@ -101,7 +101,7 @@ def _kernels(kind: str) -> list[Any]:
 
 
 class _Launches:
-    """Keeps what a kernel launches."""
+    """A launcher that only records functions and their argument types."""
 
     def __init__(self) -> None:
         self.all: dict[Any, tuple[str, ...]] = {}
@@ -111,7 +111,7 @@ class _Launches:
 
 
 class _Floats:
-    """Arrays of a problem, as far as their types go."""
+    """Stand-ins for a problem's float arrays, with the right types and one element each."""
 
     def __init__(self, problem: Problem, storage: Any) -> None:
         given = np.uint8 if problem.op.name == "normalize" else storage
@@ -135,7 +135,7 @@ class _Integers:
 
 
 def _floats() -> Iterator[Launch]:
-    """Every function of floats, for one problem."""
+    """Every float function, from one problem per kernel."""
     launches = _Launches()
     for kernel in _kernels("floats"):
         known = (*corners(kernel.op, *LARGEST), *crossings(kernel, *LARGEST))
@@ -145,8 +145,8 @@ def _floats() -> Iterator[Launch]:
 
 
 def _integers() -> Iterator[Launch]:
-    """Every function of integers. Small tiles come first, for every combination of formats; large
-    ones are compiled for one."""
+    """Every integer function. Small tiles come first, for every combination of formats; large tiles
+    are compiled for one combination."""
     functions, signatures = set(), set()
     for kernel in reversed(_kernels("integers")):
         for problem in corners(kernel.op, *LARGEST):
@@ -166,7 +166,7 @@ def _type(argument: Any) -> str:
 
 
 def _code(function: Any) -> Any:
-    """The Python function that a GPU's function is compiled from; the simulator has it as `fn`."""
+    """The Python function behind a GPU function; the simulator keeps it as `fn`."""
     return function.fn if hasattr(function, "fn") else function.py_func
 
 
@@ -200,7 +200,7 @@ def _signature(types: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _show_floats(launched: Iterator[Launch]) -> None:
-    """Name, whether the PTX has the target, and whether it has local memory."""
+    """Prints for each function: its name, whether the PTX has the target, and local memory."""
     cuda = _compiler((7, 5))
     for function, types in launched:
         code, _ = cuda.compile(
@@ -210,7 +210,7 @@ def _show_floats(launched: Iterator[Launch]) -> None:
 
 
 def _show_integers(launched: Iterator[Launch]) -> None:
-    """For two architectures: its name, and as for floats; then the instructions of floats."""
+    """Prints the same for two architectures, and then the instructions on floats."""
     asked = ((8, 0), (9, 0))
     cuda = _compiler(asked[0])
     library: Any = import_module("numba.cuda.codegen").CUDACodeLibrary

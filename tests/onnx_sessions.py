@@ -103,7 +103,7 @@ class _Model:
         raise NotImplementedError(op)
 
     def _max_pool(self, op: MaxPool2d) -> str:
-        """Made of the library's Max: its MaxPool loses NaN and gives the lowest float for -Inf."""
+        """Max-pooling by the library's Max: its MaxPool loses NaN, and -Inf becomes finite."""
         (kh, kw), (ph, pw) = op.kernel_size, op.padding
         pads, axes, steps = (np.array(v) for v in ([0, 0, ph, pw] * 2, [2, 3], op.stride))
         x = self.do("Pad", "x0", pads, np.array(-np.inf, np.float32))
@@ -249,7 +249,7 @@ def _sessions_with_weights(key: Key) -> HostFunction:
 
 
 def _bound_by_address() -> HostFunction:
-    """Copies an input to the library when it first sees the address."""
+    """Copies an input to the library only the first time it sees the address."""
     sessions: dict[Hashable, Any] = {}
     copies: dict[Hashable, Arrays] = {}
 
@@ -282,7 +282,7 @@ def _one_output() -> HostFunction:
 
 
 def _one_scratch() -> HostFunction:
-    """Pads the image itself, in scratch that calls of a shape share; the library does not pad."""
+    """Pads the image itself, in scratch that all calls of a shape share."""
     kept: dict[Hashable, Any] = {}
     padded: dict[Hashable, Array] = {}
 
@@ -301,7 +301,7 @@ def _one_scratch() -> HostFunction:
 
 
 def _rows_per_thread() -> HostFunction:
-    """Gives each of the call's threads its rows, and has buffers for those of the planning."""
+    """Assigns rows to the threads of this call, but has buffers for the threads at planning."""
     kept: dict[Hashable, Any] = {}
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -322,7 +322,7 @@ def _planned_rows(problem: Problem) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _ScalesInPlace(HostKernel):
-    """Halves the weights for its session, in the caller's array if that is float32 already."""
+    """Halves the weights for its session, in the caller's array if that is already float32."""
 
     def prepare(self, problem: Problem, weights: Arrays) -> tuple[Buffer, ...]:
         scaled = np.asarray(weights[0], np.float32)
@@ -341,7 +341,7 @@ def _of_halved() -> HostFunction:
 
 @dataclass(frozen=True, eq=False)
 class _ResultOfBuffer(HostKernel):
-    """Returns the result that it has for the same input buffer."""
+    """Returns the stored result if it has seen the same input buffer."""
 
     results: dict[int, tuple[Buffer, Array]] = field(default_factory=dict)
 

@@ -83,7 +83,7 @@ class Reader(HTMLParser):
         return [got[name] or "" for _, got in self.elements if name in got]
 
     def said(self, section: str) -> str:
-        """All that is said in the section of that id."""
+        """The text of the section with that id."""
         return "".join(self.sections[section])
 
     def heat(self, corner: str) -> dict[tuple[str, str, str], Cell]:
@@ -98,5 +98,5 @@ class Reader(HTMLParser):
         }
 
     def plain(self, head: str) -> list[list[Cell]]:
-        """The rows of the tables whose first heading that is."""
+        """The rows of the tables whose first heading is `head`."""
         return [row for _, rows in self.tables if rows[0][0].text == head for row in rows[1:]]

@@ -1,4 +1,4 @@
-"""Backends whose schedule can be perturbed, without a device: what is late is a variable here."""
+"""Backends without a device whose schedule can be perturbed: a variable decides what is late."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def right(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspa
 
 
 def races(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace: Array) -> None:
-    """Its last element is not copied in time."""
+    """A ReLU whose last element is not copied in time."""
     right(op, inputs, weights, out, workspace)
     if late(RACY, "copy"):
         out.reshape(-1)[-1:] = 7
@@ -60,7 +60,7 @@ def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspa
 
 
 class Backend(cuda_toy.Backend):
-    """ReLU, by several kernels."""
+    """A backend with several ReLU kernels."""
 
     name = "perturbed-toy"
     runs: tuple[Callable[..., None], ...] = (right, races, dies)
@@ -79,13 +79,13 @@ class Backend(cuda_toy.Backend):
 
 
 class Wrong(Backend):
-    """Kernels that raise, and that are wrong without delays."""
+    """A backend whose kernels raise, or are wrong without any delay."""
 
     runs = (raises, wrong)
 
 
 class Forgetful(Program):
-    """Its second batch is launched before it has arrived."""
+    """A program that launches its second batch before it has arrived."""
 
     def load(self, images: Array) -> None:
         if not (late(RACY, "host") and self._ran):

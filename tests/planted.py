@@ -20,7 +20,7 @@ BY_NAME: dict[str, Kernel] = {
 
 
 class Planted(Right):
-    """Right but for the kernel of one op."""
+    """A backend that is right except for the kernel of one op."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -10,13 +10,13 @@ from r18.graph.precision import FP32, FP64, Precision
 
 
 def pooled(precision: Precision = FP32, algorithm: str = "plain") -> HostKernel:
-    """Right, whatever the windows."""
+    """A fused kernel that is right for any window."""
     contract = RoundingContract("sum", precision.accumulate, precision.storage)
     return HostKernel("faulty", ConvMaxPool, algorithm, precision, contract, run=right)
 
 
 def stem_alone(problem: Problem) -> str | None:
-    """The refusal of a kernel that is written for the stem of a ResNet."""
+    """The refusal of a kernel that only takes the stem of a ResNet."""
     op = problem.op
     assert isinstance(op, ConvMaxPool)
     if (op.conv.kernel_size, op.conv.stride, op.conv.padding) != ((7, 7), (2, 2), (3, 3)):
@@ -27,14 +27,14 @@ def stem_alone(problem: Problem) -> str | None:
 
 
 class Pooling(Right):
-    """Every op of the network, and the fused one in two precisions, of which it needs one."""
+    """A backend with every op, and the fused op in two precisions; one would be enough."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return (*super().kernels(), pooled(), pooled(FP64))
 
 
 class Tuned(Pooling):
-    """It has measured, and found the two ops faster apart at batch 1."""
+    """A backend whose table says that the two ops are faster apart at batch 1."""
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
         if isinstance(problem.op, ConvMaxPool) and problem.batch == 1:

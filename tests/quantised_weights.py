@@ -32,7 +32,7 @@ def quantised_weights(
 
 
 def sealed(block: dict[str, Any]) -> str:
-    """The digest of all that a block says, as somebody would write it who means it."""
+    """The right digest of a block, as someone who alters it on purpose would compute it."""
     seen: list[str] = []
     digest = quant.digest
 

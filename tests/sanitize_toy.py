@@ -16,7 +16,7 @@ CONTRACT = RoundingContract("exact", "float32", "float32")
 
 
 def raises(op: ReLU, inputs: Any, weights: Any, out: Array, workspace: Array) -> None:
-    """As on a device that is left in error."""
+    """A kernel that raises, as on a device that is left in an error state."""
     raise RuntimeError("an illegal address")
 
 
@@ -25,7 +25,7 @@ def dawdles(op: ReLU, inputs: Any, weights: Any, out: Array, workspace: Array) -
 
 
 class Backend(Right):
-    """ReLU, wrong and right."""
+    """A backend with one wrong ReLU kernel, which raises, and right kernels."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         wrong = HostKernel("toy", ReLU, "raises", FP32, CONTRACT, run=raises)
@@ -33,7 +33,7 @@ class Backend(Right):
 
 
 class Several(cuda_toy.Backend):
-    """ReLU from sources, by three names."""
+    """A backend with one ReLU from a `.cu` source under three names."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return tuple(
@@ -43,7 +43,7 @@ class Several(cuda_toy.Backend):
 
 
 class Slow(Right):
-    """ReLU that takes longer than there is time for."""
+    """A backend whose ReLU takes longer than the time limit."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return (

@@ -1,9 +1,9 @@
-"""Stands in for compute-sanitizer: runs the command it is given, and writes the log it is told to.
+"""A stand-in for compute-sanitizer: runs the given command, and writes the log from its script.
 
-Beside the script lies `script.json`: by tool, for each process in turn, the log's text, the exit
+`script.json` next to it has, by tool and for each process in turn, the log's text, the exit
 code in place of the command's, and what to do with the command: `run` it, which takes seconds;
 `play` it, that is, print what it would print of kernels that all succeed; or `nothing`. One turn
-may stand for all processes; its log may depend on a kernel that it is asked to run (`guilty`).
+may stand for all processes; its log may depend on a kernel in the command (`guilty`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def main() -> int:
         print("NVIDIA (R) Compute Sanitizer\nVersion 2025.3.1.0 (build 1)")
         return 0
     here = Path(sys.argv[0]).parent
-    told = {"pool": os.environ["R18_CUPY_POOL"], "path": os.environ.get("PYTHONPATH", "")}
+    variables = {"pool": os.environ["R18_CUPY_POOL"], "path": os.environ.get("PYTHONPATH", "")}
     with (here / "calls.jsonl").open("a") as calls:
-        calls.write(json.dumps({"arguments": arguments, **told}) + "\n")
+        calls.write(json.dumps({"arguments": arguments, **variables}) + "\n")
     tool = arguments[arguments.index("--tool") + 1]
     script = json.loads((here / "script.json").read_text())
     turn = script[tool]

@@ -1,4 +1,4 @@
-"""Small kernels that show how a simulated block runs; of a process that uses the simulator."""
+"""Small kernels that show how a simulated block runs, for a process that uses the simulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THREADS = 4
 
 @cuda.jit  # type: ignore[untyped-decorator]
 def noting(turns: Any) -> None:
-    """Each thread notes its number where it comes by: turns[0] counts, the notes follow."""
+    """Each thread appends its number: turns[0] is the count, the numbers follow."""
     for phase in range(3):
         if phase:
             cuda.syncthreads()
@@ -24,7 +24,7 @@ def noting(turns: Any) -> None:
 
 @cuda.jit  # type: ignore[untyped-decorator]
 def passing_on(out: Any, step: int, waits: int) -> None:
-    """Each thread takes what the one `step` beside it has left; right only if it waits."""
+    """Each thread reads the element of the thread `step` further on; right only with a barrier."""
     left = cuda.shared.array(THREADS, np.float32)
     thread = cuda.threadIdx.x
     left[thread] = thread
@@ -35,7 +35,7 @@ def passing_on(out: Any, step: int, waits: int) -> None:
 
 @cuda.jit  # type: ignore[untyped-decorator]
 def adding(out: Any, waits: int) -> None:
-    """Thread after thread adds to one element; all of them at once if they do not wait."""
+    """Threads add to one element in turn, or all at once without barriers."""
     total = cuda.shared.array(1, np.float32)
     thread = cuda.threadIdx.x
     if thread == 0:
@@ -78,7 +78,7 @@ def leaving_early(out: Any) -> None:
 
 @cuda.jit  # type: ignore[untyped-decorator]
 def unwritten(out: Any) -> None:
-    """What shared and local memory hold at first; then the shared array is written to."""
+    """Reads shared and local memory before any write, and then writes to the shared array."""
     shared = cuda.shared.array(1, np.float32)
     local = cuda.local.array((1, 1), np.int32)
     if cuda.threadIdx.x:

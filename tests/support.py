@@ -1,4 +1,4 @@
-"""What several test files use: seeded weights, ops in plain NumPy, plan checks, subprocesses."""
+"""Helpers for several test files: seeded weights, ops in plain NumPy, plan checks, subprocesses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from r18.graph.schedule import Schedule
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE_ALL = "R18_COMPILE_ALL"
-"""Set to 1, as in the nightly run, tests compile what records say of compiled functions."""
+"""If this variable is 1, as in the nightly run, tests also compile functions on record."""
 
 
 def random_weights(
@@ -70,7 +70,7 @@ def bytes_of(schedule: Schedule, batch: int, seed: int = 0) -> Array:
 
 
 def compute(op: Op, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
-    """What an op means, in NumPy at its shortest; logical layouts."""
+    """The op's result in the shortest NumPy; logical layouts."""
     x = inputs[0]
     match op:
         case Conv2d():
@@ -135,7 +135,7 @@ def run_schedule(schedule: Schedule, weights: Mapping[str, Array], x: Array) -> 
 
 
 def physical(array: Array, layout: Layout) -> Array:
-    """A logical array as it lies in memory in a layout."""
+    """The array in memory order of a layout, from logical order."""
     nhwc = layout is Layout.NHWC and array.ndim == 4
     return np.ascontiguousarray(array.transpose(0, 2, 3, 1)) if nhwc else array
 
@@ -160,7 +160,7 @@ def check_plan(plan: Plan, granule: int) -> dict[str, str]:
     and an output touch nothing that is read by this step, and that input, output and taps survive
     to the end. Knows nothing of the planner: only steps, tensors and offsets.
     """
-    nobody, arena = -1, np.full(-(-plan.arena_nbytes // granule), -1, np.int32)
+    free, arena = -1, np.full(-(-plan.arena_nbytes // granule), -1, np.int32)
     ids = {key: index for index, key in enumerate(plan.tensors)}
 
     def span(offset: int, nbytes: int) -> slice:
@@ -179,19 +179,19 @@ def check_plan(plan: Plan, granule: int) -> dict[str, str]:
         for key in step.inputs:
             assert (arena[place(key)] == ids[key]).all(), f"{step.name} reads {key}, overwritten"
         output, workspace = place(step.output), span(step.workspace_offset, step.workspace_nbytes)
-        arena[workspace] = nobody
+        arena[workspace] = free
         for position, key in enumerate(step.inputs):
             if (arena[place(key)] != ids[key]).any():
-                raise AssertionError(f"the workspace of {step.name} lies over its input {key}")
+                raise AssertionError(f"the workspace of {step.name} overlaps its input {key}")
             if place(key) == output:
                 assert step.kernel.in_place, f"{step.name} writes over {key}, not being in place"
                 assert position == 0, f"{step.name} writes over its second input"
                 in_place[step.output] = key
             else:
                 apart = place(key).stop <= output.start or output.stop <= place(key).start
-                assert apart, f"the output of {step.name} lies partly over its input {key}"
+                assert apart, f"the output of {step.name} partly overlaps its input {key}"
         arena[output] = ids[step.output]
-        assert (arena[workspace] == nobody).all(), f"{step.name}: workspace and output overlap"
+        assert (arena[workspace] == free).all(), f"{step.name}: workspace and output overlap"
     taps = (schedule.value_of(tap) for tap in plan.options.taps)
     for value in (schedule.input, schedule.output, *taps):
         assert (arena[place(value)] == ids[value]).all(), f"{value} does not survive the run"

@@ -81,7 +81,7 @@ def test_right_functions_pass_in_other_formats(name: str, like: str, dtype: str)
 
 @pytest.mark.parametrize("name", ["matmul_tf32", "matmul_tensor_core", "matmul_half_sums"])
 def test_functions_in_less_are_right_within_that_and_fail(name: str) -> None:
-    """And pass with the contract that the result names."""
+    """A function in a narrower format fails, and passes with the contract that the result names."""
     result = checked(name, "matmul")
     assert not result.ok
     assert not result.findings
@@ -139,7 +139,7 @@ def test_a_crash_is_a_finding() -> None:
 
 
 def test_the_result_of_a_cache_by_identity() -> None:
-    """An `id` is used again, so the cache may already be wrong in one of the ordinary checks."""
+    """A cache by `id` is found by `state` or an ordinary check, since ids are reused."""
     result = checked("conv2d_cached_by_id", "conv2d", BRIEF)
     assert not result.ok
     (finding,) = result.findings

@@ -1,4 +1,4 @@
-"""What a machine says of its CPU, read from files as Linux has them."""
+"""The CPU facts of a machine, read from files as Linux has them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty machine: a folder for what Linux says of it."""
+    """An empty machine: a folder for the files of Linux."""
     monkeypatch.setattr(module, "SYSTEM", tmp_path)
     monkeypatch.setattr(module, "INFO", tmp_path / "cpuinfo")
     return tmp_path
 
 
 def machine_of(system: Path, monkeypatch: pytest.MonkeyPatch, usable: tuple[int, ...]) -> None:
-    """Two packages of two cores of two threads, numbered as Linux does: siblings are 4 apart."""
+    """Write two packages of two cores with two threads, siblings 4 apart, as Linux numbers them."""
     (system / "cpuinfo").write_text(XEON)
     for thread in range(8):
         topology = system / "cpu" / f"cpu{thread}" / "topology"
@@ -97,7 +97,7 @@ def test_what_a_process_may_use(
     nodes: int,
     of_l3: int,
 ) -> None:
-    """Two threads of a core are told from two cores, which are twice as fast."""
+    """Two threads of one core are distinguished from two cores, which are twice as fast."""
     machine_of(system, monkeypatch, usable)
     found = cpu()
     assert (found.threads, found.cores, found.nodes) == (len(usable), cores, nodes)
@@ -125,9 +125,9 @@ def test_a_list_of_numbers(tmp_path: Path, text: str, numbers: set[int]) -> None
 
 def test_records_and_the_listing_tell_it() -> None:
     here = cpu()
-    told = machine()
-    assert (told["processor"], told["cpus"]) == (here.name, here.threads)
-    assert msgspec.to_builtins(msgspec.convert(told["cpu"], CpuFacts)) == told["cpu"]
+    recorded = machine()
+    assert (recorded["processor"], recorded["cpus"]) == (here.name, here.threads)
+    assert msgspec.to_builtins(msgspec.convert(recorded["cpu"], CpuFacts)) == recorded["cpu"]
     assert str(here) in r18("backends").out.splitlines()
 
 

@@ -1,6 +1,6 @@
 """The one opener, and every reader of a file that somebody names: no FIFO, no device, no end.
 
-Also what messages quote of such files.
+The tests also check what messages quote from such files.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_absurd_batches_are_refused(batch: int) -> None:
 
 
 def test_fifty_thousand_names_take_no_quadratic_time(tmp_path: Path) -> None:
-    """Each of these takes minutes where every name is compared with every other."""
+    """Resolving fifty thousand names stays fast; pairwise comparison would take minutes."""
     entry = {"shape": [1], "dtype": "float32", "sha256": "0" * 64}
     names = [f"{index:05}" + "x" * 20 for index in range(50_000)]
     head = {"kind": "dump", "version": 1, "byte_order": "little", "kernels": {}}

@@ -48,7 +48,7 @@ ORACLE = (
 )
 MOST_MODULES = 15
 MOST_LINES = 60
-"""Of a command, with its options and its docstring."""
+"""The largest number of lines of a command, including its options and docstring."""
 PACKAGES = [
     ROOT / "r18",
     ROOT / "oracle" / "r18_oracle",
@@ -95,19 +95,19 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, set[str]]:
-    """What each module imports. Not when this file is collected: each process does that."""
+    """What each module imports. Not computed in collection, which every process does."""
     return {module: imports(module) for module in MODULES}
 
 
 def test_the_imports_are_seen(imported: dict[str, set[str]]) -> None:
-    """Those at a module's top, and those in its functions."""
+    """Imports are found at a module's top and inside functions."""
     assert "r18.errors" in imported["r18.graph.ops"] | imported["r18.graph.passes"]
     assert len(MODULES) > 200
     assert sum(map(len, imported.values())) > 1000
 
 
 def test_there_are_no_import_circles(imported: dict[str, set[str]]) -> None:
-    """Not even through imports in functions."""
+    """No circle exists, even with the imports inside functions."""
     assert list(TopologicalSorter(imported).static_order())  # raises CycleError, with the circle
 
 
@@ -134,7 +134,7 @@ def test_imports_point_down(
 def test_a_backend_imports_the_protocol_and_the_graph(
     backend: Path, imported: dict[str, set[str]]
 ) -> None:
-    """And the utilities that depend on nothing: nothing else of the core, no other backend."""
+    """Of the core, a backend imports only the protocol, the graph and independent utilities."""
     allowed = {"backend", "graph", "errors", "atomic", "cache", "files", "machine"}
     for module in sorted(MODULES):
         if module.split(".")[0] != backend.name:
@@ -152,7 +152,7 @@ def test_a_folder_has_few_modules(folder: Path) -> None:
 
 
 def test_a_command_is_short() -> None:
-    """It parses, calls one function of the library, and prints."""
+    """A command only parses, calls one function of the library, and prints."""
     long = {}
     for module, path in MODULES.items():
         if ".cli." in module or module.endswith(".command"):

@@ -1,4 +1,4 @@
-"""Who may import whom, and what importing may not do.
+"""Which packages may import which, and what importing may not do.
 
 `r18` imports neither backends nor the oracle; a backend imports `r18` and itself; the oracle
 imports `r18`, and reaches backends through the registry; tools and the command line sit on top.
@@ -107,7 +107,7 @@ def test_the_core_imports_neither_backends_nor_oracle() -> None:
 
 
 def test_the_command_line_imports_no_backend() -> None:
-    """It sits on top of core and oracle, and reaches backends through the registry."""
+    """The command line reaches backends through the registry only."""
     assert breaches(files("r18/cli"), {"r18", "r18_oracle"}) == []
 
 
@@ -136,7 +136,7 @@ def test_tools_import_no_backend() -> None:
 
 
 def test_nothing_imports_a_folder_name() -> None:
-    """`backends` and `oracle` are folders, not packages: the wheel has no such names."""
+    """Nothing imports `backends`, `oracle` or `tools`: they are folders, not packages."""
     paths = files("r18", "backends", "oracle", "tools", "tests")
     found = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
@@ -167,9 +167,9 @@ def test_the_blocker_blocks() -> None:
 
 
 def test_every_module_of_the_core_imports_without_the_extras() -> None:
-    """The core installs light: what needs PyTorch or safetensors asks for it when it is used.
+    """The core imports without PyTorch or safetensors: code that needs them imports them when used.
 
-    Behind `r18.torch`, which imports alone, is a module of PyTorch's, whose parts need it.
+    `r18.torch` itself imports alone; the modules below it need PyTorch.
     """
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -195,7 +195,7 @@ print(len({modules!r}), "modules")
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_a_backend_can_be_made_without_its_framework(name: str) -> None:
-    """Its package imports, and `probe` is what says that the framework is missing."""
+    """A backend's package imports without the framework, and `probe` reports that it is missing."""
     code = f"""
 from r18.errors import BackendUnavailable
 from r18.backend.registry import load_backend
@@ -220,9 +220,9 @@ print("torch" in sys.modules)
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda p: p.name)
 def test_backend_modules_import_without_contacting_a_device(backend: Path) -> None:
-    """A machine without a GPU, which the subprocess sees none of, shows most contacts as errors.
+    """The subprocess sees no GPU, so that contacting a device while importing is an error.
 
-    PyTorch says of itself whether it was initialised.
+    PyTorch reports whether it was initialised.
     """
     modules = [
         ".".join(path.relative_to(backend.parent).with_suffix("").parts).removesuffix(".__init__")

@@ -1,4 +1,4 @@
-"""Inner loops as assembly has them, and the table of them. No time counts."""
+"""Inner loops found in assembly, and the table of them. No time counts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_only_innermost_loops_that_multiply() -> None:
     assert [line.partition("#")[2].strip() for line in first.lines] == [
         "", "64-byte Spill", "", "64-byte Folded Reload", "", ""
     ]  # fmt: skip
-    # With two jumps back to it or out of it, a loop is one still.
+    # A loop with two jumps back to it or out of it is still one loop.
     assert (second.products, second.instructions, second.spills) == (1, 4, 0)
     assert inner_loops(HostCode("vpdpbusd", NESTED)) == ()
 
@@ -70,7 +70,7 @@ def test_other_assemblers() -> None:
 
 
 class Coded:
-    """A backend's kernels with code of the test's, and rates."""
+    """A backend whose matmul kernels have assembly from this test, and instruction rates."""
 
     def __init__(self, rate: float) -> None:
         self.inner = load_backend("numpy")

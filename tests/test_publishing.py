@@ -1,6 +1,6 @@
-"""What is published: `python -m build` makes it, and it runs where nothing else is installed.
+"""The published distribution: `python -m build` makes it, and it runs with nothing else installed.
 
-No network: an environment is given links to what the declared dependencies bring, and to nothing
+No network: an environment has links to what the declared dependencies bring, and to nothing
 else.
 """
 
@@ -66,7 +66,7 @@ def build(source: Path, out: Path, *options: str) -> None:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder: Path = tmp_path_factory.mktemp("published")
-    source = folder / "source"  # building writes beside the source
+    source = folder / "source"  # building writes next to the source
     for name in PUBLISHED:
         at = source / name
         at.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def test_the_changelog_has_the_version() -> None:
 
 
 def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
-    """The distributions that pip would install for these, of those that are here."""
+    """The installed distributions that pip would install for these requirements."""
     found: dict[str, Distribution] = {}
     todo = [Requirement(text) for text in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -213,7 +213,7 @@ class Environment:
                 target.symlink_to(source)
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command, with the environment's scripts and nothing of this one's around."""
+        """Run a command with the environment's scripts and without this process's variables."""
         kept = ("HOME", "LANG", "TMPDIR")
         variables = {name: os.environ[name] for name in kept if name in os.environ}
         variables |= dict.fromkeys(THREAD_VARIABLES, "1")
@@ -239,13 +239,13 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def core(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """What `pip install r18` gives."""
+    """An environment after `pip install r18`."""
     return Environment(tmp_path_factory.mktemp("core"), built.wheel, PROJECT["dependencies"])
 
 
 @pytest.fixture(scope="module")
 def oracle(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """What `pip install 'r18[oracle]'` gives."""
+    """An environment after `pip install 'r18[oracle]'`."""
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["torch"], *extras["oracle"]]
     return Environment(tmp_path_factory.mktemp("oracle"), built.wheel, wanted)
@@ -285,23 +285,23 @@ def test_the_core_classifies(core: Environment) -> None:
 
 
 def test_the_core_demonstrates(core: Environment) -> None:
-    """With its own picture; what an extra would bring is left out and named."""
-    told = core.output("r18", "demo", "--network", "tiny", "--weights", "synthetic")
-    assert "orange.jpg, a drawn picture: tiny on numpy" in told
-    assert "pip install 'r18[oracle]'" in told
-    assert "pip install 'r18[numba]'" in told
-    assert re.search(r"^total +\d", told, re.MULTILINE)
+    """The demo runs with its own picture, and names each extra whose part it leaves out."""
+    output = core.output("r18", "demo", "--network", "tiny", "--weights", "synthetic")
+    assert "orange.jpg, a drawn picture: tiny on numpy" in output
+    assert "pip install 'r18[oracle]'" in output
+    assert "pip install 'r18[numba]'" in output
+    assert re.search(r"^total +\d", output, re.MULTILINE)
 
 
 def test_the_oracle_finds_the_planted_bug(oracle: Environment) -> None:
-    told = oracle.output("r18", "demo", "--network", "tiny", "--weights", "synthetic")
-    assert re.search(r"/r18/demo/planted\.py:divides_by_one_less, like torch", told)
-    assert "verdict   wrong: " in told
-    assert "divided by H·W, it passes every check" in told
+    output = oracle.output("r18", "demo", "--network", "tiny", "--weights", "synthetic")
+    assert re.search(r"/r18/demo/planted\.py:divides_by_one_less, like torch", output)
+    assert "verdict   wrong: " in output
+    assert "divided by H·W, it passes every check" in output
 
 
 def test_the_core_evaluates_and_times(core: Environment) -> None:
-    """On photographs, with one of them damaged. The page needs the extra `report`, and says so."""
+    """The core evaluates photographs, one of them damaged; the page asks for the extra `report`."""
     code = (
         "from pathlib import Path; from PIL import Image; Path('val').mkdir()\n"
         "for i in range(3): Image.radial_gradient('L').rotate(40 * i).save(f'val/{i}.png')\n"
@@ -339,7 +339,7 @@ def test_the_core_evaluates_and_times(core: Environment) -> None:
     ],
 )
 def test_what_an_extra_would_bring_is_said(core: Environment, command: tuple[str, ...]) -> None:
-    """No traceback: the message names the extra."""
+    """A command that lacks an extra names it, without a traceback."""
     done = core.run("r18", *command)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -347,7 +347,7 @@ def test_what_an_extra_would_bring_is_said(core: Environment, command: tuple[str
 
 
 def test_the_core_dumps_and_compares(core: Environment) -> None:
-    """A port's tools need no PyTorch."""
+    """The tools for porting need no PyTorch."""
     for name in ("one", "two"):
         core.output("r18", "dump", "--backend", "numpy", "--network", "tiny", "--out", name)
     assert "all 7 checkpoints agree" in core.output("r18", "diff", "one", "two")
@@ -382,7 +382,7 @@ def test_the_shell_that_asks_gets_its_script(core: Environment) -> None:
 
 
 def test_commands_are_completed(core: Environment) -> None:
-    """What bash asks for by that script."""
+    """Bash gets completions from the installed script."""
 
     def offered(*words: str) -> list[str]:
         asked = (f"COMP_WORDS={' '.join(words)}", f"COMP_CWORD={len(words) - 1}")

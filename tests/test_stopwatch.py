@@ -1,4 +1,4 @@
-"""Parts of a command's time: what is in which, and what none is in."""
+"""How a command's time is split into parts, and the rest that belongs to no part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support import output_of
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, as the first element."""
+    """A fake clock: the time is the first element."""
     now = [100.0]
     monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
     return now

@@ -20,7 +20,7 @@ TILE = Named(
 
 
 class Tiled(Right):
-    """It has measured every convolution, and found one tile the fastest."""
+    """A backend whose table says that one tile is fastest for every convolution."""
 
     def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
         return (TILE,) if kernel.id == TILE.variant_of else ()

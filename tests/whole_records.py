@@ -1,4 +1,4 @@
-"""Records from their parts that matter to a test: the other required fields are filled in."""
+"""Records from the parts that matter to a test: the other required fields are filled in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMPTY = {
 
 
 def whole(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with its required fields; what it holds already stays."""
+    """A record with all required fields; fields that it already has stay."""
     return _filled(inspect.type_info(KINDS[record["record"]]), {"format": 1} | record)
 
 

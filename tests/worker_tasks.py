@@ -65,7 +65,7 @@ def fail(announce: Announce) -> None:
 
 
 class TwoParts(Exception):
-    """It cannot be made again from its message, as pickle does."""
+    """An exception that pickle cannot make again from its message."""
 
     def __init__(self, whose: str, what: str) -> None:
         super().__init__(f"{whose}, {what}")
@@ -76,7 +76,7 @@ def fail_in_its_own_way(announce: Announce) -> None:
 
 
 def hypothesis_home(announce: Announce) -> str:
-    """Where Hypothesis keeps things, having kept one."""
+    """The folder in which Hypothesis stores things, after storing one."""
     folder = storage_directory("constants")
     folder.create_if_missing()
     return str(folder.home_directory)
@@ -116,7 +116,7 @@ def prints(announce: Announce) -> str:
 
 
 class Unprintable(Exception):
-    """It cannot be printed."""
+    """An exception that cannot be printed."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -136,7 +136,7 @@ def answer_at_length(announce: Announce) -> str:
 
 
 def write_to_the_pipe(announce: Announce) -> None:
-    """As a kernel may that writes to a descriptor that is not its own."""
+    """Writes to the worker's pipe, as a kernel may that writes to a wrong descriptor."""
     announce(problem(9), "normal", 13)
     frame: Any = sys._getframe()
     while "pipe" not in frame.f_locals:
@@ -153,7 +153,7 @@ def take_memory(announce: Announce, nbytes: int) -> None:
 
 
 def leave_a_child_and_die(announce: Announce, file: str) -> None:
-    """The child holds the pipe, since a fork inherits it."""
+    """Leaves a child that holds the pipe, since a fork inherits it."""
     announce(problem(11), "normal", 15)
     child = os.fork()
     if not child:
@@ -168,7 +168,7 @@ KEPT: list[int] = []
 
 
 def keep(announce: Announce, number: int) -> tuple[list[int], dict[str, str], list[str]]:
-    """What earlier jobs of this process have kept, its variables, and the loaded backends."""
+    """Earlier jobs of this process, its variables, and the loaded backends."""
     KEPT.append(number)
     return list(KEPT), dict(os.environ), [name for name in sys.modules if name in BACKENDS]
 
@@ -177,7 +177,7 @@ def keep(announce: Announce, number: int) -> tuple[list[int], dict[str, str], li
 
 
 def loop(announce: Announce) -> None:
-    """In Python, through another function."""
+    """Hangs in Python, in another function."""
     announce(problem(12), "normal", 16)
     _turn()
 
@@ -188,14 +188,14 @@ def _turn() -> None:
 
 
 def pause(announce: Announce) -> None:
-    """In C, with the interpreter's lock: no other thread of Python can run."""
+    """Hangs in C with the interpreter's lock: no other thread of Python can run."""
     announce(problem(12), "normal", 16)
     while True:
         ctypes.PyDLL(None).pause()
 
 
 def deadlock(announce: Announce) -> None:
-    """In C, without the interpreter's lock; another thread waits too."""
+    """Hangs in C without the interpreter's lock; another thread waits too."""
     announce(problem(12), "normal", 16)
     lock = threading.Lock()
     lock.acquire()
@@ -208,7 +208,7 @@ def _wait_for(lock: threading.Lock) -> None:
 
 
 def in_depth(announce: Announce, calls: int = 150) -> None:
-    """Below more calls than `faulthandler` writes."""
+    """Hangs below more calls than `faulthandler` writes."""
     if calls:
         return in_depth(announce, calls - 1)
     return loop(announce)
@@ -233,7 +233,7 @@ def block(announce: Announce) -> None:
 
 
 def spoil_the_slate(announce: Announce, folder: str, how: str) -> None:
-    """Announce a problem, spoil what the slates hold, and announce another one; then die."""
+    """Announce a problem, spoil the slates' files, announce another problem, and die."""
     announce(problem(13), "normal", 17)
     for file in Path(folder).glob("slate-*"):
         if how == "remove":
@@ -247,7 +247,7 @@ def spoil_the_slate(announce: Announce, folder: str, how: str) -> None:
 
 
 def announce_at_length(announce: Announce, short: int) -> None:
-    """More than an entry of a slate holds; the last time less again."""
+    """Announces more than an entry of a slate holds; with `short`, then a short entry."""
     announce(problem(15), "normal", 19)
     announce(problem(16), "x" * 10_000, 20)
     if short:

@@ -1,7 +1,7 @@
-"""What callers give a program and a kernel: taken, or refused in words; nothing is cast in silence.
+"""Arguments of programs and kernels are accepted or refused with a message, never cast silently.
 
-And the order of a program's calls: nothing is computed before it is loaded, or fetched before it is
-computed.
+A program also checks the order of calls: it computes nothing before `load`, and fetches nothing
+before it is computed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def program(**options: Any) -> Program:
 
 
 class Replayed(HostStream):
-    """A stream whose captures are graphs: what was enqueued, again."""
+    """A stream whose captures are graphs: replaying one enqueues the same work again."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         work()  # as a first run, which loads the kernels
@@ -57,7 +57,7 @@ class Captured(r18_numpy.Backend):
 
 
 class OwnParts(Program):
-    """As a backend's own program: it loads and launches by itself, and checks as it should."""
+    """A backend's own program class, which loads and launches itself but checks as it should."""
 
     def load(self, images: Any) -> None:
         tensor = self._check_input(images.shape, images.dtype)
@@ -217,7 +217,7 @@ def test_a_weight_of_another_kind_is_not_cast(kind: str) -> None:
 @pytest.mark.parametrize("op", [ReLU(), Add(), Add(relu=True)], ids=lambda op: op.label)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3, 4)])
 def test_elementwise_results_have_the_inputs_shape(op: Op, shape: tuple[int, ...]) -> None:
-    """Of a scalar too, in every backend and precision."""
+    """Every backend gives results of the inputs' shape in every precision, even for a scalar."""
     problem = Problem(op, (shape,) * op.arity)
     for backend in available():
         for kernel in backend.kernels():
@@ -308,7 +308,7 @@ def model() -> Any:
 
 
 def test_a_state_dict_of_pytorch_is_taken(model: Any) -> None:
-    """Its tensors, also those that want a gradient, and its counters, which nothing reads."""
+    """A PyTorch state dict works with tensors that require gradients and with unused counters."""
     schedule = resnet18(classes=10, image_size=32)
     x = images(schedule, 1)
     with torch.no_grad():

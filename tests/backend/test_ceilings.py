@@ -1,4 +1,4 @@
-"""How a rate is timed: in bursts, then sustained."""
+"""The timing of a rate: in bursts, then sustained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_bursts_come_before_what_is_sustained(pauses: list[float]) -> None:
-    """A device that is twice as fast until it has run for a tenth of a second."""
+    """Bursts are timed first, so a device that slows down after 0.1 s shows both rates."""
     calls: list[tuple[int, int]] = []
 
     def timed(repeats: int, count: int) -> Sequence[float]:
@@ -40,7 +40,7 @@ def test_bursts_come_before_what_is_sustained(pauses: list[float]) -> None:
 
 
 def test_what_is_sustained_takes_at_least_a_second(pauses: list[float]) -> None:
-    """Even if the bursts were slower than what followed."""
+    """The sustained timing takes a second even if the bursts were slower than what followed."""
 
     def timed(repeats: int, count: int) -> Sequence[float]:
         return [repeats * (1e-6 if count > 1 else 3e-6)] * count

@@ -1,4 +1,4 @@
-"""The digest of a kernel's sources: what changes it, what does not, and what it refuses."""
+"""The digest of a kernel's sources: changes that count, changes that do not, and refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MODULES = {
 
 
 class Package:
-    """A package of kernels on the disk; each digest reads it afresh."""
+    """A package of kernels on disk; every digest reads it again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "pkg"
@@ -83,8 +83,7 @@ print(PythonSources(Path({str(self.folder)!r}), frozenset({{"serving.py"}})).dig
         return said(python, code)
 
     def digests(self, *asked: tuple[str, tuple[str, ...]]) -> list[str]:
-        """Of classes of `pkg.conv.direct` with this infrastructure, one after another in one
-        process."""
+        """Digests of classes of `pkg.conv.direct` with this infrastructure, all in one process."""
         code = f"""
 import sys
 from pathlib import Path
@@ -163,7 +162,7 @@ def test_modules_that_move_keep_the_digest(package: Package) -> None:
 
 
 def test_an_import_that_brings_other_code_counts(package: Package) -> None:
-    """Also where both modules are among the sources, before and after."""
+    """An import that brings other code changes the digest, even if it was already a source."""
     package.write("device/direct.py", "from pkg.device.other import run as helper\nrun = helper\n")
     package.write(
         "shared/sizes.py", "from pkg.device.direct import run\n\ndef base(n):\n    return n\n"
@@ -229,7 +228,7 @@ def test_other_classes_of_a_base_class_s_module_do_not_count(package: Package) -
 
 
 def test_a_digest_does_not_depend_on_those_before_it(package: Package) -> None:
-    """What is kept of a file is kept by all that decides it."""
+    """A digest is the same whichever digests the process computed before it."""
     asked = [
         (name, serving)
         for name in ("Direct", "Other")
@@ -243,7 +242,7 @@ def test_a_digest_does_not_depend_on_those_before_it(package: Package) -> None:
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_every_python_gives_the_same_digest(package: Package, version: str) -> None:
-    """A record made with one version of Python is read with another."""
+    """Every Python version gives the same digest, since one version reads another's records."""
     python = shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "-c", ""], capture_output=True).returncode:
         pytest.skip(f"there is no Python {version} on this machine")
@@ -266,7 +265,7 @@ def test_every_python_gives_the_same_digest(package: Package, version: str) -> N
 def test_a_missing_name_is_an_error(
     package: Package, monkeypatch: pytest.MonkeyPatch, before: str, after: str, message: str
 ) -> None:
-    """The module is loaded before the change, so that only the digest can notice it."""
+    """A name missing from the source is an error, even if the loaded module still has it."""
     with loaded(package, monkeypatch) as kind:
         package.edit("conv/direct.py", before, after)
         with pytest.raises(DigestError, match=message):

@@ -52,7 +52,7 @@ class Backend(Base):
     def kernels(self):
         return (HostKernel("mine", ReLU, "plain", FP32, CONTRACT, run),)
 """
-"""A right backend. The mistakes are made in it, a line each."""
+"""A correct backend; each mistake changes one line of it."""
 
 KERNEL = 'HostKernel("mine", ReLU, "plain", FP32, CONTRACT, run)'
 HEAD = "backend 'good:Backend' is not available: "
@@ -397,7 +397,7 @@ def test_an_op_or_an_algorithm_becomes_a_glob() -> None:
 def test_the_listing_shows_the_module_that_the_variable_names(
     load: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a line below the table, which has the installed ones."""
+    """The module that `R18_BACKEND` names is listed below the table of installed backends."""
     load()
     monkeypatch.setenv("R18_BACKEND", "good:Backend")
     assert "\n\nR18_BACKEND=good:Backend: NumPy\n" in r18("backends").out
@@ -417,7 +417,7 @@ def test_the_listing_shows_the_module_that_the_variable_names(
 def test_findings_with_one_cause_are_printed_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every one has its file; other messages and other checks stay apart."""
+    """Findings with one cause are printed once; each has a file, and other messages stay apart."""
 
     def finding(kernel: str, check: str, message: str) -> Finding:
         return Finding(check, "mine", kernel, None, "none", 0, message)
@@ -440,7 +440,7 @@ def test_findings_with_one_cause_are_printed_once(
 
 
 def test_run_gets_what_the_guide_says() -> None:
-    """C-contiguous arrays of the storage format, weights in the guide's order, and the scratch."""
+    """`run` gets C-contiguous arrays in the storage format, weights in order, and the workspace."""
     seen: list[Problem] = []
 
     def run(op: Op, inputs: Any, weights: Any, out: Any, workspace: Any) -> str:

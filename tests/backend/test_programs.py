@@ -1,4 +1,4 @@
-"""The suite's checks of programs: right ones pass all of them, a wrong one fails its own."""
+"""The suite's checks of programs: correct programs pass all of them, a wrong one fails its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def normalize(op: Normalize, inputs: Arrays, weights: Arrays, out: Array, worksp
 
 
 class Made(Right):
-    """Right kernels, one for pixels among them, in programs of a class."""
+    """A backend with right kernels, one of them for pixels, and programs of a given class."""
 
     def __init__(self, program: type[Program]) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def test_kernels_that_keep_no_bits_are_given_what_two_right_programs_may_differ_
 
 
 def test_what_a_program_raises_is_told_in_words() -> None:
-    """Not every exception survives the way from a worker."""
+    """A program's exception is reported as text, since not all exceptions can leave a worker."""
     with pytest.raises(AssertionError, match=r"^raised MemoryError: out of device memory$"):
         check_program(
             check="wrong_input_is_refused",

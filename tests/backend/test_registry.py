@@ -100,7 +100,7 @@ INIT_LINE = FaultyInit.__init__.__code__.co_firstlineno + 1
 
 
 class NoStream:
-    """Not quite a backend."""
+    """An object that lacks most of the protocol of a backend."""
 
     name = "incomplete"
     memory = None
@@ -113,7 +113,7 @@ ready = Working()  # an instance serves as well as a factory
 
 
 class Shelf:
-    """Attributes may be nested: `module:Shelf.Inner`."""
+    """A class that shows that attributes may be nested: `module:Shelf.Inner`."""
 
     Inner = Working
 
@@ -226,7 +226,7 @@ def test_auto_takes_a_third_partys_backend_when_ours_cannot_run(points: dict[str
 def test_auto_passes_over_a_plugin_that_is_broken_in_any_way(
     points: dict[str, str], broken: str
 ) -> None:
-    """One broken plugin never hides the others, from `auto` as little as from the listing."""
+    """`auto` skips a broken plugin, whatever is wrong with it, and picks the next backend."""
     points.update(cupy=broken, numpy="Working")
     assert get_backend().name == "working"
 
@@ -306,7 +306,7 @@ def test_a_backend_that_lacks_something_is_told_what(points: dict[str, str]) -> 
 def test_two_plugins_of_one_name_do_not_hide_each_other(
     points: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody may take over `numpy` unseen: the choice between them is an error that names both."""
+    """Two plugins named `numpy` are an error that names both, so that neither hides the other."""
     values = ["made_up_plugins:Working", "made_up_plugins:FaultyInit"]
 
     def entry_points(*, group: str) -> list[EntryPoint]:
@@ -398,7 +398,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for source in sorted(p for p in THIRD_PARTY.iterdir() if (p / "pyproject.toml").is_file()):
         folder = tmp_path_factory.mktemp(source.name)
-        copy, wheels = folder / "source", folder / "wheels"  # building writes beside the source
+        copy, wheels = folder / "source", folder / "wheels"  # building writes next to the source
         shutil.copytree(source, copy)
         wheels.mkdir()
         code = f"from setuptools import build_meta; build_meta.build_wheel({str(wheels)!r})"
@@ -448,7 +448,7 @@ print(backend.name, sorted({{k.split("/")[0] for k in program.plan.kernel_ids().
 def test_a_third_partys_backend_computes_the_network(
     sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    """`R18_BACKEND=example`, in a process that knows of it by its dist-info alone."""
+    """`R18_BACKEND=example` computes the network in a process that knows only its dist-info."""
     schedule = tiny(softmax=True)
     weights, x = random_weights(schedule), images(schedule, 3)
     given, out = str(tmp_path / "given.npz"), str(tmp_path / "out.npz")
@@ -535,7 +535,7 @@ def test_whatever_a_plugin_does_the_others_are_listed(
 
 
 def test_listing_loads_nothing(sites: dict[str, Path]) -> None:
-    """Not the plugins, not what they import: with a broken one among them, listing still works."""
+    """Listing imports neither plugins nor their libraries, so a broken plugin is listed too."""
     code = """
 import sys
 from r18.backend.registry import installed
@@ -560,7 +560,7 @@ print([name for name in ("torch", "r18_torch", "numba", "cupy") if name in sys.m
 
 
 class Borrowed(r18_numpy.Backend):
-    """One that keeps the name of the backend that it inherits."""
+    """A backend that keeps the name of the backend it inherits from."""
 
 
 class Named(r18_numpy.Backend):

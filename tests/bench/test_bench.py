@@ -1,4 +1,4 @@
-"""Benchmarks: who is timed when, on what, and the arithmetic. Nothing here depends on speed."""
+"""Benchmarks: which contender is timed when and on what, and the arithmetic of times."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class FakeRunner:
 
 
 def turns(stage: Stage) -> list[str]:
-    """Who was timed, in order."""
+    """The contenders in the order in which they were timed."""
     return [name for event, name, _ in stage.log if event == "time"]
 
 
@@ -141,7 +141,7 @@ def test_a_series_is_everything_again() -> None:
     rows = bench(field, warmup=1, repeat=2, series=3, clock=stage.clock)
     assert turns(stage) == list("abba" * 3)
     ran = [name for event, name, _ in stage.log if event == "run"]
-    again = list("ab") + [name for name in "abba" for _ in range(2)]  # warmed up anew
+    again = list("ab") + [name for name in "abba" for _ in range(2)]  # warmed up again
     assert ran == list("ab") + 3 * again
     assert [(row.repeat, row.series, len(row.samples_ms)) for row in rows] == [(2, 3, 6)] * 2
 
@@ -214,7 +214,7 @@ def test_a_turn_settles_before_it_is_timed_and_then_takes_other_input() -> None:
 
 
 def test_on_a_gpu_a_turn_is_a_few_runs_over_a_batch_that_has_arrived() -> None:
-    """A load may go on beside the computing: the run after it, which would wait, is not timed."""
+    """The first run after a load is not timed, since it would wait for the batch to arrive."""
     stage = Stage()
     field = [stage.contender(name, 1.0, device=CUDA) for name in "ab"]
     rows = bench(field, warmup=0, repeat=25, clock=stage.clock)
@@ -267,7 +267,7 @@ def test_devices_and_batches_do_not_take_turns_with_each_other() -> None:
 
 
 class FakeFeeding:
-    """A program that computes beside its copies, each of which takes so long, on a fake clock."""
+    """A fake program on a fake clock, whose copies of `copy` seconds overlap its runs."""
 
     def __init__(self, stage: Stage, name: str, run: float, copy: float) -> None:
         self.stage, self.name, self.seconds, self.copy = stage, name, run, copy
@@ -355,7 +355,7 @@ def test_only_those_that_can_be_are_fed_and_only_if_asked() -> None:
         replace(stage.contender("c"), feed=lambda: FakeFeeding(stage, "c", 0.1, 0.1)),
     ]
     skipped: list[tuple[str, str]] = []
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     rows = bench(
         field,
         warmup=0,
@@ -363,11 +363,11 @@ def test_only_those_that_can_be_are_fed_and_only_if_asked() -> None:
         from_host=True,
         clock=stage.clock,
         on_skip=lambda contender, error: skipped.append((contender.name, str(error))),
-        progress=lambda what, done, total: told.append((done, total)),
+        progress=lambda what, done, total: reports.append((done, total)),
     )
     assert [found.from_host is not None for found in rows] == [False, False, True]
     assert skipped == [("b from host", "no kernel takes normalize\n  more")]
-    assert told[-1][0] == told[-1][1]
+    assert reports[-1][0] == reports[-1][1]
     plain = bench(field, warmup=0, repeat=1, clock=stage.clock)
     assert not any(found.from_host for found in plain)
 
@@ -451,40 +451,40 @@ def test_rows_that_spread_widely_and_busy_machines_are_told() -> None:
     host = {"cpus": 2, "threads": 2, "load_average": (0.5, 9.0, 9.0)}
     calm, shaken = row(samples_ms=(10.0, 10.0, 14.0)), row(samples_ms=(10.0, 11.0, 40.0))
 
-    def told(*rows: Row, **changes: object) -> list[str]:
+    def warned(*rows: Row, **changes: object) -> list[str]:
         return Result(list(rows), [], {"machine": host | changes}, ()).warnings
 
-    assert told(calm) == []
-    (spread,) = told(calm, shaken)
+    assert warned(calm) == []
+    (spread,) = warned(calm, shaken)
     assert spread.startswith("x, fp32, batch 4: a tenth of its runs took over 34.2 ms")
-    (busy,) = told(calm, load_average=(1.7, 0.0, 0.0))
+    (busy,) = warned(calm, load_average=(1.7, 0.0, 0.0))
     assert "the machine is busy, its load average of the last minute is 1.7 on 2 CPUs" in busy
-    (crowded,) = told(calm, threads=8)
+    (crowded,) = warned(calm, threads=8)
     assert "8 threads on 2 CPUs wait for each other: give --threads 2" in crowded
-    assert told(calm, load_average=None) == []  # not every system knows it
+    assert warned(calm, load_average=None) == []  # not every system knows it
 
 
 def test_threads_that_share_cores_or_memory_are_told() -> None:
     host = {"cpus": 4, "threads": 4, "load_average": None, "cpu": {"cores": 4, "nodes": 1}}
     times = (10.0, 10.0)
 
-    def told(kind: str = "cpu", **changes: object) -> list[str]:
+    def warned(kind: str = "cpu", **changes: object) -> list[str]:
         rows = [row(samples_ms=times, device_kind=kind)]
         return Result(rows, [], {"machine": host | changes}, ()).warnings
 
-    assert told() == []
-    (shared,) = told(cpu={"cores": 2, "nodes": 1})
+    assert warned() == []
+    (shared,) = warned(cpu={"cores": 2, "nodes": 1})
     assert shared == (
         "4 threads on 2 cores: two threads of a core share its vector units and caches, so compare "
         "with --threads 2"
     )
-    assert told(cpu={"cores": 2, "nodes": 1}, threads=2) == []
-    assert told("cuda", cpu={"cores": 2, "nodes": 2}) == []
-    (far,) = told(cpu={"cores": 4, "nodes": 2})
+    assert warned(cpu={"cores": 2, "nodes": 1}, threads=2) == []
+    assert warned("cuda", cpu={"cores": 2, "nodes": 2}) == []
+    (far,) = warned(cpu={"cores": 4, "nodes": 2})
     assert far.startswith("threads run on 2 NUMA nodes, each with memory of its own")
-    (more,) = told(cpu={"cores": 2, "nodes": 1}, threads=8)
+    (more,) = warned(cpu={"cores": 2, "nodes": 1}, threads=8)
     assert "8 threads on 4 CPUs wait for each other: give --threads 4" in more
-    assert told(cpu={"cores": 0, "nodes": 0}) == told(cpu=None) == []  # not every system tells
+    assert warned(cpu={"cores": 0, "nodes": 0}) == warned(cpu=None) == []  # not every system tells
 
 
 def test_ratios_are_to_the_peer_of_the_same_kind_precision_and_batch() -> None:
@@ -538,7 +538,7 @@ def test_json_has_every_field_and_what_is_derived() -> None:
 
 
 def test_times_as_pytest_benchmark_writes_them() -> None:
-    """By the definitions of its `Stats`, in seconds."""
+    """Times in pytest-benchmark's format have the statistics of its `Stats`, in seconds."""
     data = pytest_benchmark(
         [row(0, samples_ms=(1.0, 2.0, 3.0, 4.0, 90.0))], "tiny", {"cpus": 2}, ""
     )

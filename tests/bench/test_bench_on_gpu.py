@@ -1,4 +1,4 @@
-"""`r18 bench` next to a loop that any reader would write. On a GPU."""
+"""`r18 bench` compared with a plain loop. On a GPU."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from r18.weights import load_weights
 from r18_cupy import Backend
 
 APART = 0.03
-"""How far the two timings may be from each other."""
+"""The largest relative difference between the two timings."""
 ROUNDS = 3
-"""The two take turns, so that a clock that drifts changes both."""
+"""Rounds in which the two take turns, so that a drifting clock changes both."""
 WARM_UP, RUNS = 20, 100
 CELLS = (
     *(("fp16", 1), ("fp16", 8), ("fp16", 64), ("fp16", 256)),
@@ -74,7 +74,7 @@ def loop_ms(backend: Backend, precision: str, batch: int) -> list[float]:
 
 @pytest.fixture
 def times_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No errors, whose reference takes seconds on the CPU."""
+    """Turn off the errors, whose reference takes seconds on the CPU."""
     monkeypatch.setattr("r18.hooks.entry_points", lambda group: [])
 
 
@@ -98,7 +98,7 @@ def test_the_benchmark_agrees_with_a_plain_loop(
 
 @pytest.mark.usefixtures("times_alone")
 def test_a_flushed_l2_costs_time(backend: Backend) -> None:
-    """At batch 1 in fp16 the weights are half of what the L2 holds: cold, they come from memory."""
+    """A run with cold caches takes longer: the weights, half of the L2, come from memory."""
     request = Request(["cupy"], ["fp16"], [1], Rounds(warmup=WARM_UP, repeat=RUNS, cold=True))
     row = next(row for row in run_bench(request).rows if row.backend == "cupy")
     assert row.cold is not None
@@ -107,7 +107,7 @@ def test_a_flushed_l2_costs_time(backend: Backend) -> None:
 
 
 def test_errors_are_of_the_order_of_pytorchs(backend: Backend) -> None:
-    """In half precision both round every stored value; r18 fuses more, and so rounds less often."""
+    """Errors are of PyTorch's order of magnitude: both round stored values to half precision."""
     request = Request(["cupy"], ["fp16"], [8], Rounds(warmup=1, repeat=5))
     rows = {row.backend: row for row in run_bench(request).rows}
     if PEER not in rows:

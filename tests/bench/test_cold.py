@@ -1,4 +1,4 @@
-"""Times with overwritten caches: what is overwritten, when, and that it is not timed."""
+"""Times with flushed caches: what is overwritten, when, and that flushing is not timed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ L3 = 32 << 20
 
 
 class Bench:
-    """Runners and flushes on a fake clock. A run behind a flush takes twice as long."""
+    """Runners and flushes on a fake clock. A run after a flush takes twice as long."""
 
     def __init__(self) -> None:
         self.now, self.cold = 0.0, False
@@ -93,14 +93,14 @@ class Runner:
 def test_every_run_follows_a_flush_that_is_not_timed() -> None:
     stage = Bench()
     field = [stage.contender("a"), stage.contender(PEER)]
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     rows = bench(
         field,
         warmup=0,
         repeat=12,
         cold=True,
         clock=stage.clock,
-        progress=lambda what, done, total: told.append((done, total)),
+        progress=lambda what, done, total: reports.append((done, total)),
     )
     for found in rows:
         assert found.samples_ms == pytest.approx([10.0] * 12)
@@ -114,7 +114,7 @@ def test_every_run_follows_a_flush_that_is_not_timed() -> None:
     turn = ["a loads", "a runs", *["flush", "a runs"] * runs]
     assert stage.log[begin + 1 : begin + 1 + len(turn)] == turn
     assert f"{PEER} flushes" not in " ".join(stage.log)  # one buffer for all of the device
-    assert told[-1][0] == told[-1][1]
+    assert reports[-1][0] == reports[-1][1]
 
 
 def test_no_more_runs_than_are_timed_otherwise_and_none_unless_asked() -> None:
@@ -215,7 +215,7 @@ def test_flushes_write_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pytorch_waits_for_its_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the CPU in the place of the device."""
+    """PyTorch waits until its fill of the cache has finished; the CPU stands in for the device."""
     filled: list[set[int]] = []
     buffers: list[torch.Tensor] = []
     empty = torch.empty

@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark, how programs are timed, and what a record keeps."""
+"""The contenders of a benchmark, how programs are timed, and what a record stores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUMPY = load_backend("numpy")
 
 
 class Gpu:
-    """NumPy's kernels, said to be on a GPU."""
+    """NumPy's kernels in a backend that reports a GPU."""
 
     name = "gpu"
     kernels = staticmethod(NUMPY.kernels)
@@ -53,7 +53,7 @@ def test_an_algorithm_takes_the_steps_that_it_can() -> None:
 def test_the_preferred_kernel_keeps_the_steps_that_an_algorithm_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As Winograd's does: 3x3 of stride 1 only."""
+    """Steps that an algorithm refuses keep their preferred kernel; here it takes 3x3, stride 1."""
     direct = next(k for k in NUMPY.kernels() if k.id == "numpy/conv2d/direct/fp32")
 
     def only_3x3(self: Any, problem: Any) -> str | None:

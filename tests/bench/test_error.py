@@ -1,4 +1,4 @@
-"""The error of each row of a benchmark: what it is, what it is divided by, and what says so."""
+"""The error of each row of a benchmark: its definition, its reference, and where it is shown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NUMPY = load_backend("numpy")
 
 @cache
 def errors() -> OutputErrors:
-    """Its reference is computed once."""
+    """An error computer for the small network; it computes its reference once."""
     return OutputErrors(SMALL, WEIGHTS)
 
 
@@ -117,7 +117,7 @@ def test_the_reference_is_float64_on_several_images_whatever_the_batch(batch: in
 def test_storage_in_few_bits_is_part_of_the_error(
     precision: str, least: float, most: float
 ) -> None:
-    """The reference is of the weights and images before they are rounded."""
+    """The error includes rounding to storage: the reference has unrounded weights and images."""
     backend = load_backend("r18_torch:cpu")
     options = CompileOptions(batch=2, precision=precision)
     contender = program_contender("torch", backend.probe(), backend, SMALL, WEIGHTS, options)
@@ -127,7 +127,7 @@ def test_storage_in_few_bits_is_part_of_the_error(
 
 
 def test_a_program_of_other_weights_has_a_large_error() -> None:
-    """Each of the weights is off by a thousandth, as no rounding of float32 does."""
+    """Weights that are off by a thousandth give an error far above float32's."""
     rng = np.random.default_rng(1)
     off = {
         name: (array * (1 + 1e-3 * rng.standard_normal(array.shape))).astype(np.float32)
@@ -141,7 +141,8 @@ def test_a_program_of_other_weights_has_a_large_error() -> None:
 
 
 def test_the_peer_of_integers_on_a_gpu_is_compared_with_float64() -> None:
-    """PyTorch has no int8 there and runs float16 instead: see `peers_precision`."""
+    """PyTorch's int8 row on a GPU is compared with float64, since PyTorch runs float16 there; see
+    `peers_precision`."""
     fp16 = peer_contender("cpu", SMALL, WEIGHTS, 8, "fp16", Way())
     as_int8 = replace(fp16, precision="int8", device=DeviceInfo("cuda", "a GPU"))
     runner = fp16.make()
@@ -190,7 +191,7 @@ def test_there_is_no_ratio_to_nothing_or_to_another_reference() -> None:
 
 
 def test_the_runs_own_peers_give_the_ratios_and_the_twin_too() -> None:
-    """fp16x3 is compared with PyTorch's fp32, run once for both."""
+    """A run's own peer gives the error ratios; fp16x3 shares PyTorch's fp32 run."""
     own, peer = contenders({"numpy": NUMPY}, SMALL, WEIGHTS)
     field = [own, peer, replace(peer, precision="fp16x3", twin=peer)]
     rows = bench(field, warmup=0, repeat=1, error_of=errors().of)

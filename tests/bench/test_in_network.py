@@ -1,4 +1,4 @@
-"""Exchanging kernels in the whole network: what is tried, what is kept, what plans then run."""
+"""Exchanging kernels in the whole network: which are tried, which are kept, what plans run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEDULE = tiny()
 
 
 class WithTiles(r18_numpy.Backend):
-    """Its im2col convolution chooses between two tiles that no table of kernels lists."""
+    """A backend whose im2col convolution has two tiles that no table of kernels lists."""
 
     def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
         return _tiles(kernel) if kernel.id.startswith("numpy/conv2d/im2col/") else ()
@@ -39,7 +39,7 @@ TILES: dict[str, tuple[Kernel, ...]] = {}
 
 
 def _tiles(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The same objects each time, as the protocol says."""
+    """A kernel's tiles, the same objects in every call, as the protocol demands."""
     if kernel.id not in TILES:
         TILES[kernel.id] = tuple(changed(kernel, id=f"{kernel.id}/{tile}") for tile in TILED)
     return TILES[kernel.id]
@@ -53,7 +53,7 @@ def changed(kernel: Kernel, **members: object) -> Kernel:
 
 
 def costing(monkeypatch: pytest.MonkeyPatch, cost: Callable[[list[Launch]], float]) -> list[str]:
-    """Networks take what `cost` says of their launches; the kernels that were tried."""
+    """Have networks cost what `cost` says of their launches; returns the ids of tried kernels."""
     tried: list[str] = []
     launched: dict[int, list[Launch]] = {}
     real = Network.run
@@ -156,7 +156,7 @@ def test_a_candidate_that_takes_far_longer_is_measured_twice_at_most(
 
 
 def test_networks_run_as_they_are() -> None:
-    """Without replaced clocks: floats and integers, and an exchanged kernel runs."""
+    """Networks of floats and of integers run with the real clock, and an exchanged kernel runs."""
     options = CompileOptions(2, "int8")
     schedule = quantized(fuse(SCHEDULE, LEVEL))
     for backend, taken, how in (
@@ -177,7 +177,7 @@ def test_networks_run_as_they_are() -> None:
 
 
 class Named(WithTiles):
-    """Prefers a variant by its id."""
+    """A backend that prefers a variant by its id."""
 
     preferred = "numpy/conv2d/im2col/fp32/m2"
 
@@ -238,7 +238,7 @@ def test_the_command_writes_what_it_exchanged(
 
 
 def test_every_tile_of_cupy_is_a_candidate_in_the_plan_of_an_h200() -> None:
-    """Of each convolution, those with the layouts that the plan has there."""
+    """A convolution's candidates are all of cupy's tiles with the plan's layouts there."""
     backend = load_backend("cupy")
     schedule = quantized(fuse(resnet18(), LEVEL))
     there = as_on("nvidia-h200", backend)
@@ -275,7 +275,7 @@ def test_other_steps_cannot_be_asked_for() -> None:
 
 
 def test_a_variant_of_another_batch_is_not_taken_over() -> None:
-    """There the kernel that it belongs to chooses."""
+    """A variant that was preferred for another batch is not used; its kernel chooses instead."""
 
     class Nearby(Named):
         def fastest(self, problem: Problem, precision: str) -> Fastest:

@@ -28,7 +28,7 @@ def tool() -> ModuleType:
 
 
 def test_a_kernel_of_one_tile_launches_that(tool: ModuleType) -> None:
-    """And of all its tiles exactly one gives what the kernel itself launches."""
+    """Each one-tile kernel launches its own function; exactly one is the kernel's own choice."""
     problem = Problem(Conv2d(64, 64, (3, 3), (1, 1), (1, 1), bias=True), ((8, 64, 56, 56),))
     seen = 0
     backend = Backend()
@@ -47,7 +47,7 @@ def test_what_is_measured_and_how_far_the_choice_is_from_the_best(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Clock:
-        """The choice takes a quarter more than every other tile."""
+        """A clock by which the chosen tile takes a quarter longer than every other tile."""
 
         def __init__(self, *about: object) -> None:
             self.problem: Any = about[1]

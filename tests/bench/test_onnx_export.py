@@ -1,4 +1,4 @@
-"""The network as an ONNX model: what it says, by ONNX's own evaluator, and what is refused."""
+"""The network as an ONNX model: its content, its results in ONNX's evaluator, and refusals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_a_model_says_of_its_version_is_old_enough_to_be_read() -> None:
 
 
 def test_a_convolution_and_a_pooling_of_different_extents_by_axis() -> None:
-    """No ResNet has them, and both pads and strides could be in the wrong order unseen."""
+    """Pads and strides that differ by axis are exported in the right order; no ResNet has any."""
     schedule = Schedule(
         "uneven",
         (2, 11, 8),

@@ -1,4 +1,4 @@
-"""Which peers there are; and torchvision's on CUDA, with a stand-in for the device: what is built,
+"""The list of peers, and torchvision's on CUDA with a stand-in for the device: what is built,
 and what is timed, when.
 """
 
@@ -27,7 +27,7 @@ WEIGHTS = random_weights(NETWORK)
 
 
 class Device:
-    """PyTorch's CUDA, as far as the peers use it: logs what it is told, computes on the CPU."""
+    """PyTorch's CUDA, as far as the peers use it: logs its calls, computes on the CPU."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -131,7 +131,7 @@ def test_ways_to_run() -> None:
 
 
 def test_what_suits_no_device_is_only_there_when_it_was_named() -> None:
-    """It will say why it cannot be made; of all, those that can are meant."""
+    """A way that suits no device appears only if it is named, and then reports why it fails."""
     assert ways("graph", ["cpu"]) == {"cpu": (Way(), Way("graph"))}
     assert ways("onnxruntime", ["cuda"]) == {"cuda": (Way(), Way("onnxruntime"))}
     assert ways("onnxruntime", ["cuda", "cpu"])["cuda"] == (Way(),)

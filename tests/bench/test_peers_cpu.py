@@ -1,4 +1,4 @@
-"""ONNX Runtime and OpenVINO as peers: right by the oracle's rule, bound, and asked for threads."""
+"""ONNX Runtime and OpenVINO as peers: correct by the oracle, bound once, with the right threads."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_logits_lose_no_more_than_a_backends_may(mode: str, name: str, batch: in
 
 @pytest.mark.parametrize("mode", ["eager", "openvino"])
 def test_logits_in_bfloat16_lose_no_more_than_a_backends_may(mode: str) -> None:
-    """And more than float32's, or they would be those."""
+    """bfloat16 logits lose no more than a backend's may, and more than float32's would."""
     schedule = resnet18(image_size=64, classes=12)
     weights = random_weights(schedule)
     contender = peer_contender("cpu", schedule, weights, 2, "bf16", Way(mode))
@@ -209,7 +209,7 @@ def test_outputs_that_cannot_be_judged() -> None:
 
 
 def test_input_and_output_are_bound_once(peer: Exported) -> None:
-    """A load writes where the library reads, a run where `fetch` reads; each run is of the last."""
+    """Input and output are bound once: `load` and `fetch` use the library's own memory."""
     program = load_backend("numpy").compile(
         NETWORK, random_weights(NETWORK), CompileOptions(batch=2)
     )
@@ -373,13 +373,13 @@ BENCH = ("bench", "--backends", "numpy", "--network", "tiny", "--batch", 1, "--r
 def test_the_command_times_and_judges_all_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
-    monkeypatch.setattr("r18.cli.bench.set_threads", told.append)
+    counts: list[int] = []
+    monkeypatch.setattr("r18.cli.bench.set_threads", counts.append)
     done = r18(
         *BENCH, "--peers", "all", "--threads", 1, "--check", "--record", "--records", tmp_path
     )
     assert done.code == 0, done.err
-    assert told == [1]
+    assert counts == [1]
     assert "outputs of 3 rows judged against float64: at most 0." in done.out
     (group,) = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text())["groups"].values()
     assert [row["backend"] for row in group["rows"]] == ["numpy", "onnxruntime", "openvino"]

@@ -1,4 +1,4 @@
-"""The profile: rows, ratios, traces, and the two ways to ask for it. No times are asserted."""
+"""The profile: rows, ratios, traces, and both ways to request it. No times are asserted."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def profiled(**options: Any) -> Report:
 
 
 def test_every_contender_at_every_batch() -> None:
-    told: list[str] = []
-    report = profiled(batches=(1, 3), progress=told.append)
+    messages: list[str] = []
+    report = profiled(batches=(1, 3), progress=messages.append)
     names = (MODEL, *LEVELS)
     assert [(row.batch, row.contender) for row in report.rows] == [
         (batch, name) for batch in (1, 3) for name in names
@@ -51,11 +51,11 @@ def test_every_contender_at_every_batch() -> None:
         assert row.cpu_ms > 0
         assert row.cpu_ratio == row.cpu_ms / model.cpu_ms
         assert row.cuda_ms is row.cuda_ratio is None
-    assert set(told) == {f"batch {batch}: {name}" for batch in (1, 3) for name in names}
+    assert set(messages) == {f"batch {batch}: {name}" for batch in (1, 3) for name in names}
 
 
 def test_the_best_of_the_rounds_counts() -> None:
-    """Of each column by itself."""
+    """A row has the best round of each column separately."""
     runs = {
         MODEL: [profiling._Run(4.0, 3.0, None), profiling._Run(5.0, 2.0, None)],
         "all": [profiling._Run(2.0, 1.0, None), profiling._Run(1.0, 1.5, None)],
@@ -67,14 +67,14 @@ def test_the_best_of_the_rounds_counts() -> None:
 
 
 def test_contenders_take_turns() -> None:
-    told: list[str] = []
-    profiled(repeat=3, levels=("all",), progress=told.append)
+    messages: list[str] = []
+    profiled(repeat=3, levels=("all",), progress=messages.append)
     first, second = (f"batch 1: {name}" for name in (MODEL, "all"))
-    assert told == [first, second, first, second, second, first, first, second]
+    assert messages == [first, second, first, second, second, first, first, second]
 
 
 def test_the_module_computes_what_the_drop_ins_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights are those that were given, and each level is what its name says."""
+    """The profiled modules have the given weights, and each level fuses what its name says."""
     seen: dict[str, torch.Tensor] = {}
     calls_of = profiling._rounds
 
@@ -146,7 +146,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_output_is_judged_against_float64() -> None:
-    """With more distinct images than one, and each level by what its kernels may lose."""
+    """Every output is judged against float64, with several images, by its own kernels' bound."""
     report = profiled(repeat=1, batches=(1, 3), judge=drop_in_judge(SCHEDULE, WEIGHTS, "fp32"))
     assert report.wrong == ()
     assert len(report.rows) == 8

@@ -103,7 +103,7 @@ def test_operations_are_two_a_multiply_accumulate() -> None:
 
 
 def test_the_network_s_work_is_known() -> None:
-    """1.814 GMAC an image, and 11.69 M parameters of which each is read once."""
+    """The network has 1.814 GMAC an image, and reads each of its 11.69 M parameters once."""
     found = limits(resnet18(), "fp32", "all", 1, CEILINGS)
     assert sum(one.operations for one in found.values()) == 2 * 1_814_073_344
     grown = limits(resnet18(), "fp32", "all", 2, CEILINGS)
@@ -182,7 +182,7 @@ def test_a_quantised_stem_of_pixels_reads_bytes_and_a_table() -> None:
 
 
 def test_what_no_pooled_window_needs_is_not_read() -> None:
-    """Of a convolution's 8×8 outputs, two rows and the columns 0, 1, 3, 4, 6 and 7."""
+    """Only pixels that pooled windows need are read: two rows, and columns 0, 1, 3, 4, 6 and 7."""
     op = ConvMaxPool(Conv2d(3, 5, (3, 1)), MaxPool2d((1, 2), (5, 3)))
     problem = Problem(op, ((1, 3, 10, 8),))
     assert moved_nbytes(problem, FP32) == 4 * (3 * (6 * 6) + 5 * 9 + 5 * 2 * 3)
@@ -215,7 +215,7 @@ def test_the_floor_of_a_network_whose_pooling_is_fused() -> None:
 
 
 def test_which_ops_a_recorded_program_fuses() -> None:
-    """By the names of floats, since a floor is of the float network."""
+    """A record's kernel ids tell which ops it fuses, by float names as floors are of floats."""
     for kernels, expected in (
         ({}, set()),
         ({"cupy/gap/tree/fp16/nhwc": 1, "cupy/linear/warp_dot/fp16": 1}, set()),
@@ -303,7 +303,7 @@ def test_a_profile_of_another_plan_is_an_error(change: str) -> None:
 
 
 class Winograd:
-    """A kernel by another's name: as much of one as a line looks at."""
+    """A kernel with another algorithm, with only the attributes that a line reads."""
 
     id, contract = "toy/conv2d/winograd", RoundingContract("winograd_f4x4", "float32", "float32")
 
@@ -321,12 +321,12 @@ def test_a_winograd_step_has_a_floor_of_its_own() -> None:
     assert line.limit.nbytes == direct.nbytes
     assert line.ratio == line.limit.floor_ms / line.measured_ms < 1
     assert line.lost_ms == line.measured_ms - line.limit.floor_ms > 0
-    told = line.to_json()
-    assert (told["floor_ms"], told["direct_floor_ms"]) == (line.limit.floor_ms, direct.floor_ms)
+    data = line.to_json()
+    assert (data["floor_ms"], data["direct_floor_ms"]) == (line.limit.floor_ms, direct.floor_ms)
 
 
 def test_a_network_has_the_lowest_floor_of_its_algorithms() -> None:
-    """Winograd computes the convolutions with 3×3 filters and stride 1, and no other step."""
+    """Winograd lowers the floor of the 3×3 convolutions with stride 1, and of no other step."""
     direct = limits(resnet18(), "fp32", "all", 2, CEILINGS)
     problems = fuse(resnet18(), "all").problems(2)
     both = ("winograd_f2x2", "winograd_f4x4")
@@ -414,11 +414,11 @@ def test_a_damaged_record_is_refused(tmp_path: Path, change: dict[str, Any], wor
 
 def test_a_cpu_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "SECONDS", 0.0)
-    told: list[str] = []
-    record = measured.measure(CPU, side=48, nbytes=1 << 16, progress=told.append)
+    messages: list[str] = []
+    record = measured.measure(CPU, side=48, nbytes=1 << 16, progress=messages.append)
     records.write(records.path_of(tmp_path, "ceilings", CPU), record)
     found = measured.read(tmp_path, CPU)
-    assert told == [*(f"matrix product, {name}" for name in ("fp32", "fp64", "int8")), "copy"]
+    assert messages == [*(f"matrix product, {name}" for name in ("fp32", "fp64", "int8")), "copy"]
     assert set(found.rates) == {"fp32", "fp64", "int8"}
     assert found.threads == record.machine.threads
     for one in (*record.rates.values(), record.copy):
@@ -441,7 +441,7 @@ def test_a_gpu_that_pytorch_does_not_see_is_unavailable(monkeypatch: pytest.Monk
 
 
 class Torch:
-    """PyTorch on the CPU in the place of PyTorch on a GPU: what is multiplied, and how."""
+    """PyTorch on the CPU in the place of PyTorch on a GPU; records what is multiplied and how."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.products: list[tuple[str, bool]] = []
@@ -549,7 +549,7 @@ MEASURED = (
 
 
 class Measuring(Backend):
-    """A backend that measures its device's instructions, or none."""
+    """A backend with given instruction rates, or none."""
 
     name = "measuring"
 
@@ -568,9 +568,9 @@ class Measuring(Backend):
 
 
 def test_a_backend_measures_no_instructions_by_default() -> None:
-    told: list[str] = []
-    assert load_backend("numpy").ceilings(told.append) == ()
-    assert told == []
+    messages: list[str] = []
+    assert load_backend("numpy").ceilings(messages.append) == ()
+    assert messages == []
 
 
 def test_the_highest_rate_on_record_is_the_ceiling(
@@ -579,9 +579,9 @@ def test_the_highest_rate_on_record_is_the_ceiling(
     Torch(monkeypatch)
     for name, size in (("CUDA_SIDE", 128), ("CUDA_NBYTES", 1 << 16)):
         monkeypatch.setattr(measured, name, size)
-    told: list[str] = []
-    path, _ = measure(Measuring(MEASURED), GPU, tmp_path, told.append)
-    assert (told[0], told[-1]) == ("matrix product, fp32", "instructions")
+    messages: list[str] = []
+    path, _ = measure(Measuring(MEASURED), GPU, tmp_path, messages.append)
+    assert (messages[0], messages[-1]) == ("matrix product, fp32", "instructions")
     record = records.load(path, CeilingsRecord)
     assert record is not None
     library = 2 * 128**3 / 2e-3  # 2.1e9

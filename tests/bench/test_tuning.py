@@ -134,7 +134,7 @@ def test_the_users_table_updates_the_shipped_one(
 
 
 class TunedNumpy(r18_numpy.Backend):
-    """Prefers its direct convolution, as no measurement would."""
+    """A backend that prefers its direct convolution, which no measurement would choose."""
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
         is_conv = isinstance(problem.op, Conv2d)
@@ -151,9 +151,9 @@ def test_plans_follow_the_table_and_overrides_come_first() -> None:
 
 
 def test_tuning_measures_every_kernel_that_takes_a_problem() -> None:
-    told: list[str] = []
-    found = tune(r18_numpy.Backend(), [conv(1), conv(2), conv(1)], ["fp32", "fp64"], told.append)
-    assert len(told) == 4
+    lines: list[str] = []
+    found = tune(r18_numpy.Backend(), [conv(1), conv(2), conv(1)], ["fp32", "fp64"], lines.append)
+    assert len(lines) == 4
     for precision in ("fp32", "fp64"):
         assert set(found.choices[precision][KEY]) == {1, 2}
         for timing in found.choices[precision][KEY].values():
@@ -198,7 +198,7 @@ def host(op: type, algorithm: str, layout: Layout, run: object = right) -> HostK
 
 
 class TwoLayouts(Pooling):
-    """The fused kernel reads NCHW, the only convolution NHWC, and poolings are in both."""
+    """A backend whose fused kernel reads NCHW, its only convolution NHWC, and poolings both."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
         nhwc = [host(op, "plain", Layout.NHWC) for op in (Conv2d, MaxPool2d)]
@@ -207,7 +207,7 @@ class TwoLayouts(Pooling):
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]) -> list[list[str]]:
-    """Have kernels take what is said of them, by op; the chains that are measured, as ids."""
+    """Have kernels cost `costs[op]`; returns the chains that are measured, as ids."""
     seen: list[list[str]] = []
 
     def cost(self: Range, places: object, count: int, repeat: int) -> float:
@@ -299,7 +299,7 @@ RESIDUAL = Conv2d(3, 4, (3, 3), (1, 1), (1, 1), bias=True, residual=True)
     ],
 )
 def test_tensors_are_as_their_op_stores_them(problem: Problem, formats: list[str]) -> None:
-    """The precision's storage is int8, whatever an op reads and writes."""
+    """Buffers have the formats that the op reads and writes, not the precision's storage, int8."""
     backend = r18_numpy.Backend()
     (kernel,) = (k for k in backend.kernels() if k.op is type(problem.op))
     dtypes = [np.dtype(name) for name in formats]
@@ -321,7 +321,7 @@ def at_batch_one(problem: Problem) -> Problem:
 
 
 class Compiling(r18_numpy.Backend):
-    """Notes what it is asked to prepare."""
+    """A backend that records what it prepares."""
 
     prepared: ClassVar[list[str]] = []
 
@@ -340,7 +340,7 @@ CLASSIFIER = Problem(AvgPoolLinear(Linear(3, 4)), ((2, 3, 5, 5),))
 
 
 def classifiers(*gaps: Layout) -> type[Pooling]:
-    """The fused kernel reads NHWC, the linear layer any layout, and poolings are in `gaps`."""
+    """A backend whose fused kernel reads NHWC, its linear layer any layout, and pools `gaps`."""
 
     class Classifiers(Pooling):
         def kernels(self) -> tuple[HostKernel, ...]:
@@ -373,7 +373,7 @@ def test_a_classifier_is_measured_beside_each_pooling_and_linear_layer(
 
 
 def test_a_chain_gives_what_its_launches_give() -> None:
-    """Indeed run, on a backend that computes."""
+    """A chain of launches computes the same as the fused launch."""
     kernels = {k.op: k for k in Pooling().kernels() if k.precision is FP32}
     place = Range(Pooling(), STEM, FP32)
     parts = parts_of(STEM)
@@ -429,7 +429,7 @@ def test_the_command_measures_only_the_steps_that_are_named(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_command_measures_the_network_in_integers(tmp_path: Path, bits: int) -> None:
-    """By the kernels of int8 alone, and plans follow the table."""
+    """Tuning a network in integers measures only int8 kernels, and plans follow the table."""
     path = tmp_path / "t.json"
     done = r18(
         *("tune", "--backend", "numba-cpu", "--network", "tiny", "--precision", "fp32,int8"),

@@ -1,4 +1,4 @@
-"""What no problem took is reported by file and line, and silenced by a reason for that line."""
+"""Branches that no problem takes are reported by file and line, and silenced by a reason there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KERNEL = "toy/relu/maximum/fp32"
 
 
 def line(text: str) -> int:
-    """The line of the toy with this text."""
+    """The line number of the toy's line with this text."""
     return [one.strip() for one in FILE.read_text().splitlines()].index(text) + 1
 
 
@@ -69,7 +69,7 @@ def test_what_no_problem_took_is_reported(found: Measured) -> None:
 def test_what_is_compiled_already_is_compiled_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Else what compiles a kernel would count as never run, wherever it has run before."""
+    """Cached kernels are compiled again, or the code that compiles them would not count as run."""
     monkeypatch.setenv("R18_CACHE", str(tmp_path))
     (tmp_path / "branches_toy").write_text("compiled")
     lines = measure("branches_toy:Caching", profile("brief"), network=None).lines[FILE]

@@ -23,7 +23,7 @@ SEEDS = (1, 2, 3)
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Whatever a cheat did to the process, the oracle has undone."""
+    """Check that the oracle has undone every change that a cheat made to the process."""
     before = Process.now()
     yield
     change = before.change()

@@ -1,4 +1,4 @@
-"""Correct kernels that compute in odd ways: whatever they are given, the oracle raises no alarm."""
+"""Correct kernels that compute in odd ways: the oracle never raises an alarm on them."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ EVERY = pytest.mark.parametrize("kernel", CONTROLS, ids=lambda kernel: kernel.id
 
 
 def campaign(kernel: HostKernel, seed: int, brief: bool) -> KernelReport:
-    """A campaign; in `brief` with half the corners, and `state` for one in `IN_STATE`."""
+    """A kernel's campaign; `brief` has half the corners, and `state` for one in `IN_STATE`."""
     how = replace(BRIEF, every=2 * BRIEF.every) if brief else BRIEF
     return searched(BACKEND, kernel, how, seed, with_state=not (brief and seed % IN_STATE))
 
 
 @EVERY
 def test_never_an_alarm(kernel: HostKernel, pytestconfig: pytest.Config) -> None:
-    """Each with a seed of its own, so that between them many problems are drawn, and every corner
-    is looked at by several."""
+    """No control raises an alarm. Each has a seed of its own, so that together they see many
+    problems and every corner several times."""
     seed = CONTROLS.index(kernel)
     report = campaign(kernel, seed, pytestconfig.getoption("--r18-profile") == "brief")
     assert report.finding is None, report.finding.describe()
@@ -71,7 +71,7 @@ def test_never_an_alarm(kernel: HostKernel, pytestconfig: pytest.Config) -> None
 
 @pytest.mark.parametrize("kernel", IS_WINOGRAD, ids=lambda kernel: kernel.id)
 def test_never_an_alarm_from_winograd(kernel: HostKernel) -> None:
-    """Few drawn problems are 3×3 and of stride 1: these are, with tiles whole and cut."""
+    """Winograd raises no alarm on 3×3 problems of stride 1, which are rarely drawn."""
     tally = Tally()
     for seed, (n, c, o, h, w, pad) in enumerate(
         [(1, 1, 1, 3, 3, 0), (2, 3, 5, 4, 7, 1), (1, 8, 2, 9, 6, 1), (3, 2, 4, 5, 5, 2)]
@@ -96,7 +96,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 def test_orders_of_summation_are_indeed_different() -> None:
-    """Were two controls one and the same, counting both would prove nothing."""
+    """Orders of summation give different bits, so that no control is there twice."""
     rng = np.random.default_rng(0)
     problem = Problem(Conv2d(70, 8, (3, 3), (1, 1), (1, 1)), ((2, 70, 6, 7),))
     x, w = rng.standard_normal((2, 70, 6, 7)), rng.standard_normal((8, 70, 3, 3))
@@ -113,7 +113,7 @@ def test_orders_of_summation_are_indeed_different() -> None:
 
 
 def products(x: list[float], w: list[float]) -> Products:
-    """One output."""
+    """The products of one output."""
     return Products(np.array(x, np.float32)[:, None], np.array([w], np.float32))
 
 
@@ -122,14 +122,14 @@ def value(total: Summation, x: list[float], w: list[float] | None = None) -> flo
 
 
 def test_fma_rounds_once() -> None:
-    """(1 + 2⁻¹²)² − 1 = 2⁻¹¹ + 2⁻²⁴: the last bit survives an FMA alone."""
+    """An FMA rounds once: only it keeps the last bit of (1 + 2⁻¹²)² − 1 = 2⁻¹¹ + 2⁻²⁴."""
     x, w = [-1.0, 1 + 2.0**-12], [1.0, 1 + 2.0**-12]
     assert value(summations.in_order(summations.forward), x, w) == 2.0**-11
     assert value(summations.fused(summations.forward), x, w) == 2.0**-11 + 2.0**-24
 
 
 def test_tensor_cores_cut_off() -> None:
-    """1 and four products of 2⁻²⁴: each lies below the last bit, unless guard bits keep it."""
+    """Tensor cores truncate: products of 2⁻²⁴ next to 1 count only with guard bits."""
     terms = [1.0, *[2.0**-24] * 7]
     assert value(summations.tensor_core(4), terms) == 1.0
     assert value(summations.tensor_core(8), terms) == 1.0
@@ -154,7 +154,7 @@ def test_flushing_takes_every_subnormal() -> None:
 
 
 def test_pairs_and_tiles_flush_and_round_in_their_order() -> None:
-    """A rounding on the way tells which product came first."""
+    """Pairs and tiles flush and round in their own order, which a rounding on the way shows."""
     least = 2.0**-126
     pairs, tiles = summations.flushed_pairs, summations.flushed_tiles(4)
     for total in (pairs, tiles):
@@ -174,7 +174,7 @@ def test_pairs_and_tiles_flush_and_round_in_their_order() -> None:
 
 @pytest.mark.parametrize("count", range(1, 40))
 def test_pairwise_trees_are_balanced(count: int) -> None:
-    """Integers of depth: each addition makes one more than the deeper of its operands."""
+    """Pairwise trees are balanced: each addition is one deeper than its deeper operand."""
 
     class Node:
         def __init__(self, depth: int, leaves: int) -> None:
@@ -215,7 +215,7 @@ def test_rounding_to_tf32_against_fractions() -> None:
 
 
 def test_split_products_keep_what_float16_loses() -> None:
-    """(1 + 2⁻¹²)²: 1 and two crossed products of 2⁻¹², and what is left out, 2⁻²⁴."""
+    """Split products keep the crossed products of (1 + 2⁻¹²)², and lose only 2⁻²⁴."""
     split = summations.split(summations.in_order(summations.forward))
     near = 1 + 2.0**-12
     assert value(split, [near], [near]) == 1 + 2.0**-11

@@ -20,8 +20,8 @@ from r18_oracle.search.profiles import profile
 from r18_oracle.search.replay import replay
 
 SEEDS = (1, 2, 3)
-"""The first is for shrinking, the others for being caught by the right check; the last is not in
-`brief`, which is for each change."""
+"""The first seed is for shrinking, the others test which check catches a fault; the last is not in
+`brief`, which runs on each change."""
 
 BACKEND = Backend()
 UNLOCATED = {
@@ -36,13 +36,13 @@ REMEMBERS = {
     "refuses_every_other_time",
     *(fault.kernel.algorithm for fault in state.FAULTS),
 }
-"""Faults that do not fail alike each time, and so cannot be replayed to the bit."""
+"""Faults that do not fail the same way each time, and so cannot be replayed to the bit."""
 SMALL = 3000
-"""Elements of a shrunk problem, weights included."""
+"""The largest number of elements of a shrunk problem, weights included."""
 DEEP = {"fault/qconv2d/offset_weights/int8", "fault/qgap/float32_sum/int8"}
-"""Faults that only the longest sums show, of `MOST_DEPTH` numbers or hardly fewer."""
+"""Faults that show only in the longest sums, of nearly `MOST_DEPTH` numbers."""
 BEYOND_A_LIMIT = 100_000
-"""Of one that must exceed the limit of a workspace."""
+"""The same for a fault whose problem must exceed the limit of a workspace."""
 KEEPING = {kernel.id for kernel in (*state.TWINS, *memory.TWINS)}
 """Twins that keep something between calls."""
 
@@ -50,7 +50,8 @@ KEEPING = {kernel.id for kernel in (*state.TWINS, *memory.TWINS)}
 def campaign(
     fault: Fault, seed: int, shrink_seconds: float, with_state: bool = False
 ) -> KernelReport:
-    """with_state: also for a fault of another check, which `state` must not blame."""
+    """A fault's campaign. with_state: even if the fault is another check's, which `state` must not
+    blame."""
     how = replace(profile("quick"), shrink_seconds=shrink_seconds)
     kernel = fault.kernel
     for fresh in state.planted():  # its caches are those of a fresh process
@@ -69,7 +70,7 @@ def elements(problem: Problem) -> int:
 
 
 def small(fault: Fault) -> int:
-    """The most elements of its shrunk problem: for a deep one, of an image and two filters."""
+    """The largest number of elements of a fault's shrunk problem; a deep one needs more."""
     if fault in rounds.FAULTS:
         return BEYOND_A_LIMIT
     return SMALL + 3 * MOST_DEPTH * (fault.kernel.id in DEEP)

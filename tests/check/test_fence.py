@@ -63,7 +63,8 @@ def test_what_alignment_adds_is_no_trespass() -> None:
 
 
 def looking(at: Callable[[Array, Arrays, Array, Array], int]) -> HostKernel:
-    """A right Linear that reads a byte somewhere, of (x, weights, out, workspace), besides."""
+    """A right Linear that also reads the byte at an address that `at` computes from (x, weights,
+    out, workspace)."""
 
     def run(op: Linear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
         linear(op, inputs, weights, out, workspace)
@@ -111,7 +112,7 @@ def test_only_memory_of_the_host_is_fenced() -> None:
 
 
 def test_a_kernel_is_given_what_it_is_given_elsewhere() -> None:
-    """Inputs, and weights in the form in which it keeps them."""
+    """With fences a kernel gets the same inputs, and its weights in its own packed form."""
     got: list[Arrays] = []
 
     def run(op: Linear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:

@@ -1,4 +1,4 @@
-"""What a finding says of a usual mistake in a kernel: the exact message."""
+"""The exact message by which a finding names a usual mistake in a kernel."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_refusal_of_any_kernel_is_none_or_a_sentence() -> None:
 
 
 class Lacking(Backend):
-    """ReLU only, and other kernels as asked."""
+    """A backend with only the given kernels."""
 
     name = "mine"
 
@@ -134,7 +134,7 @@ def test_a_backend_without_a_kernel_verifies_nothing() -> None:
 
 
 def test_a_backend_that_can_run_no_network_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 1: its networks were not run in any precision that it offers."""
+    """A backend whose kernels run no network in any of its precisions fails, with exit code 1."""
     backend = Lacking(relu(right))
     assert lacks_convolutions(backend, "fp32")
     monkeypatch.setattr("r18_oracle.search.verify._kernel_jobs", lambda *rest: iter(()))

@@ -1,4 +1,4 @@
-"""A closed library in plugins that keep state between calls: found, and the state is named."""
+"""Plugins around a closed library that keep state between calls: found, and the state named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_state_between_calls_is_found_and_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_single_call_of_it_is_right(name: str) -> None:
-    """Otherwise it would be a fault of another kind."""
+    """A single call is right; otherwise it would be another kind of fault."""
     kernel = FAULTS[name].made()
     problem = base_problem(kernel, HOW.max_macs)
     assert problem is not None

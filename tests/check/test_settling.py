@@ -23,8 +23,8 @@ PROBLEMS = {
 def answers(
     monkeypatch: pytest.MonkeyPatch, kernel_id: str, seconds: float
 ) -> tuple[list[bool], list[float]]:
-    """Of each answer that an examination computes, whether it was while memory settled; and how
-    long the examination slept each time. seconds: `SETTLE_SECONDS`."""
+    """For each answer that an examination computes, whether memory was settling; and the seconds of
+    each sleep. seconds: `SETTLE_SECONDS`."""
     computed, slept, tally = list[bool](), list[float](), Tally()
     answer = verdict._answer
 
@@ -56,7 +56,7 @@ def test_every_answer_may_be_computed_before_memory_has_settled(
 
 @pytest.mark.parametrize("kernel_id", PROBLEMS)
 def test_a_rest_is_always_slept(monkeypatch: pytest.MonkeyPatch, kernel_id: str) -> None:
-    """However long the first answer takes; the others are then computed when they are needed."""
+    """A minimum is always slept, even if the first answer takes long; others come when needed."""
     computed, slept = answers(monkeypatch, kernel_id, 0.0)
     assert computed == [True, *[False] * (len(computed) - 1)]
     assert slept[0] == LEAST_SECONDS > SETTLE_SECONDS / 20

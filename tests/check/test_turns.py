@@ -18,7 +18,7 @@ from r18_oracle.check.turns import alternating, together
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, a thread is waited for."""
+    """Wait long for each thread, however busy the machine is."""
     monkeypatch.setattr(turns, "WAIT_SECONDS", 20.0)
 
 
@@ -33,7 +33,7 @@ def writer(mine: int, written: list[int]) -> Callable[[], None]:
 
 @contextmanager
 def collecting() -> Iterator[list[str]]:
-    """The collector runs at every allocation, and calls lines of Python each time."""
+    """Have the garbage collector run at every allocation, calling lines of Python each time."""
     called: list[str] = []
 
     def callback(phase: str, info: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def locked(lock: threading.Lock, mine: int, written: list[int]) -> Callable[[], 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no system call says which threads sleep")
 def test_threads_that_wait_for_a_lock_are_passed_over_until_they_have_it() -> None:
-    """In seconds less than one wait in vain would take; afterwards they take turns again."""
+    """Threads that wait for a lock are skipped without a timeout, and then take turns again."""
     lock, written = threading.Lock(), list[int]()
     before = time.monotonic()
     assert alternating(*(locked(lock, index, written) for index in range(3))) == [None] * 3
@@ -116,7 +116,7 @@ def test_a_thread_that_sleeps_for_a_while_gets_its_turns() -> None:
 
 
 def test_a_kernel_that_holds_a_lock_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the system does not say which threads sleep."""
+    """A kernel that holds a lock finishes, even if the system does not say which threads sleep."""
     monkeypatch.setattr(turns, "WAIT_SECONDS", 0.01)
     monkeypatch.setattr(turns, "_sleep", lambda id: None)
     lock, written = threading.Lock(), list[int]()

@@ -1,4 +1,4 @@
-"""What the oracle compares after each call: where the objects are that its names are bound to."""
+"""The oracle's check after each call: its names still refer to the same objects."""
 
 from __future__ import annotations
 

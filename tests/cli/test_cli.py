@@ -1,6 +1,6 @@
 """The command line as a user meets it: arguments, stdout, stderr and an exit code.
 
-Most tests call `main` here, some in a process of its own, as the console script does. What a
+Most tests call `main` here, some run in a process of their own, as the console script does. What a
 subcommand computes is tested with the library function that it calls.
 """
 
@@ -43,7 +43,7 @@ class Done:
 
 
 class Command:
-    """Runs `r18 ARGS` in this process, in an environment without `R18_BACKEND` but for `env`."""
+    """Runs `r18 ARGS` in this process, without `R18_BACKEND` unless `env` sets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
@@ -62,13 +62,13 @@ class Command:
         return Done(code or 0, *self._capsys.readouterr())
 
     def output(self, *args: object, **env: str) -> str:
-        """What a command that succeeds prints on stdout."""
+        """The stdout of a command that succeeds."""
         done = self(*args, **env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def refusal(self, *args: object, **env: str) -> str:
-        """The message of a request that is refused: exit code 2, and nothing on stdout."""
+        """The message of a refused request: exit code 2, and nothing on stdout."""
         done = self(*args, **env)
         assert (done.returncode, done.stdout) == (2, ""), done
         return done.stderr
@@ -122,7 +122,7 @@ def test_starting_loads_no_framework() -> None:
 
 
 def test_a_command_loads_no_other() -> None:
-    """Whether it is the core's or another package's; options before it change nothing."""
+    """A command of the core or another package imports no other, whatever options precede it."""
     code = """
 import sys
 from r18.cli.app import application
@@ -142,7 +142,7 @@ for words in (["plan", "--help"], ["--version", "plan"], ["diff"], ["nobody"], [
 
 @pytest.mark.parametrize("backend", ["numpy", "numba-cpu"])
 def test_classifying_loads_no_pytorch(backend: str, photo: Path, tmp_path: Path) -> None:
-    """Whose import takes longer than all the rest."""
+    """Classifying does not import PyTorch, which takes longer than all the rest."""
     torch = pytest.importorskip("torch")
     network = resnet18()
     loaded, weights = load_weights("synthetic", network), tmp_path / "w.pth"
@@ -321,7 +321,7 @@ def test_plan_shows_what_runs_side_by_side(command: Command) -> None:
 
 
 def test_plan_shows_what_a_kernel_chooses(command: Command) -> None:
-    """And in a column of its own only where there is one."""
+    """`plan` shows a kernel's choice, in a column that is there only if a kernel has one."""
     asked = ("plan", "--backend", "cupy", "--precision", "fp16", "--batch", 64)
     lines = command.output(*asked).splitlines()
     assert lines[0].split()[:4] == ["step", "kernel", "choice", "layout"]
@@ -517,7 +517,7 @@ def test_bench_from_host_memory(command: Command, tmp_path: Path) -> None:
 def test_bench_keeps_what_it_has_timed_when_the_rest_fails(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch that no memory holds, behind one that is quickly done."""
+    """A batch that was timed is recorded although the next one does not fit in memory."""
     monkeypatch.setattr("r18.backend.options.MOST_IMAGES", 10**12)  # or it is refused at once
     asked = ("--backends", "numpy", "--batch", f"2,{10**9}", "--record", "--records", tmp_path)
     with pytest.raises(MemoryError):

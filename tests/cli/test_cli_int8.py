@@ -1,4 +1,4 @@
-"""Every command in int8: weights with a quantisation compute, others are told what to do."""
+"""Every command in int8: weights with a quantisation compute, others get a remedy."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_plan_needs_no_weights(bits: int) -> None:
 
 
 def test_bench(folder: Path) -> None:
-    """With every output judged: integers are right or wrong."""
+    """`bench` in int8 judges every output, which is either right or wrong."""
     done = r18(
         *("bench", "--backends", "numpy", "--precision", "int8,fp32", "--batch", "2"),
         *("--network", "tiny", "--weights", folder, "--repeat", 1, "--warmup", 0),
@@ -192,7 +192,7 @@ def test_a_wrong_integer_is_found(folder: Path) -> None:
     assert judge.error(contender, runner) == Error(0.0, 8, INTEGERS)
 
     class Off:
-        """A logit is one bit off."""
+        """A runner with one logit one bit off."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(runner, name)

@@ -1,4 +1,4 @@
-"""`r18 kernels`: what it lists of kernels with and without functions of their own."""
+"""`r18 kernels`: its output for kernels with and without functions of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_kernels_without_functions() -> None:
 
 
 def test_a_line_for_each_function_and_architecture() -> None:
-    """Compiled here: no GPU is needed."""
+    """Each function has a line for each architecture, compiled here without a GPU."""
     done = r18("kernels", "--backend", "cupy", "--kernels", DIRECT, "--arch", "sm_80,sm_90")
     assert done.code == 0, done.err
     rows = [line.split() for line in done.out.splitlines() if "conv2d_direct " in line]

@@ -24,7 +24,7 @@ from support import ROOT
 
 @pytest.fixture(autouse=True)
 def _signals_are_not_ignored() -> Iterator[None]:
-    """A test run in the background, by `nohup` say, hands ignored signals on to its processes."""
+    """Restore default signals, as a test run under `nohup` would pass ignored ones on."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
     for number, handler in before.items():
         if handler is signal.SIG_IGN:
@@ -125,7 +125,7 @@ def test_a_full_disk_at_stdout(arguments: tuple[str, ...]) -> None:
     ],
 )
 def test_a_signal_at_any_moment(module: str, name: str, code: int, word: str) -> None:
-    """In one of the modules that the command imports."""
+    """A signal during any import ends the command with one line on stderr."""
     moment = AT_IMPORT.format(module=module, number=int(getattr(signal, name)))
     asked = ("diff", "a", "b") if "diff" in module else ("kernels", "--backend", "numpy")
     done = run(*asked, before=moment)
@@ -134,7 +134,7 @@ def test_a_signal_at_any_moment(module: str, name: str, code: int, word: str) ->
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
 def test_a_signal_leaves_no_file_that_is_half_written(numbers: list[int], tmp_path: Path) -> None:
-    """Nor does a second one that follows at once, as from a terminal and a shell."""
+    """A signal leaves no half-written file, even if a second one follows at once."""
     arguments = ("export", "--out", tmp_path / "out", "--weights", "synthetic", "--network", "tiny")
     done = run(*arguments, before=AT_FLUSH.format(numbers=list(map(int, numbers))))
     assert done.returncode == 128 + numbers[0]
@@ -144,7 +144,7 @@ def test_a_signal_leaves_no_file_that_is_half_written(numbers: list[int], tmp_pa
 
 @pytest.mark.parametrize("letters", [1, 100], ids=["short", "too_long_for_a_socket"])
 def test_ctrl_c_ends_workers_and_removes_their_folder(letters: int, tmp_path: Path) -> None:
-    """The terminal sends it to all processes of the command."""
+    """Ctrl-C, which the terminal sends to all processes, ends workers and removes their folder."""
     hanging, temporary = tmp_path / "hanging", tmp_path / ("t" * letters)
     temporary.mkdir()
     process = subprocess.Popen(
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_workers_and_removes_their_folder(letters: int, tmp_path: Pa
 
 
 def run_code(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command that is a function `command`."""
+    """Run code that defines a function `command` as a command."""
     text = f"{code}\nfrom r18 import ends\nends.run(command)"
     return subprocess.run(
         [sys.executable, "-c", text],
@@ -181,7 +181,7 @@ def run_code(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_signal_after_the_command() -> None:
-    """Python waits for its threads then, and would show where. The signal comes when it waits: one
+    """Python waits for its threads then, and would print where. The signal comes when it waits: one
     that comes just before is only noticed with the next.
     """
     code = """
@@ -223,7 +223,7 @@ def command():
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    """As with nohup, or in the background of a shell."""
+    """An ignored signal stays ignored, as with nohup or in the background of a shell."""
     code = """
 import os, signal
 for name in ("SIGINT", "SIGHUP"):
@@ -239,7 +239,7 @@ def command():
 
 
 def test_another_os_error_keeps_its_traceback() -> None:
-    """It is a bug, and no stream's."""
+    """An OSError that comes from no stream is a bug and keeps its traceback."""
     code = """
 import errno, os
 

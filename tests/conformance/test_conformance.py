@@ -28,18 +28,18 @@ pytest_plugins = ["pytester"]
 GUIDE = ROOT / "docs" / "write-your-backend.md"
 MOST_LINES = 60
 TWO_PAGES = 120
-"""Lines of the guide, at 60 a page."""
+"""Lines of two pages of the guide."""
 
 BROKEN = {
     "short_pool": ("x.mean(axis=(2, 3))", "x[..., 1:].mean(axis=(2, 3))"),
     "no_padding": ("constant_values=fill)", "mode='edge')"),
     "no_batchnorm": ("in zip(OPS, RULES)", "in zip(OPS, RULES) if op is not BatchNorm"),
 }
-"""The guide's backend with one place changed, by the name of the module."""
+"""The guide's backend with one change each: the module's name, the old text and the new text."""
 
 
 def example() -> str:
-    """The guide's backend: its one block of Python."""
+    """The guide's backend, which is its only block of Python."""
     blocks = GUIDE.read_text("utf-8").split("```python\n")[1:]
     (block,) = (block.partition("```")[0] for block in blocks)
     return block
@@ -47,7 +47,7 @@ def example() -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the backends lie."""
+    """A folder with the guide's backend and the broken ones."""
     folder: Path = tmp_path_factory.mktemp("backends")
     (folder / "my_backend.py").write_text(example(), "utf-8")
     for name, (line, by) in BROKEN.items():
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python there, with what lies there to be imported; one thread, as the sizes are tiny."""
+    """Runs Python in the folder, from which it imports; one thread, as the sizes are tiny."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("R18_", "PYTEST_"))}
     environment |= {"PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     environment |= dict.fromkeys(THREAD_VARIABLES, "1") | variables
@@ -85,7 +85,7 @@ def test_the_guide_is_short_and_its_backend_complete() -> None:
 
 
 def test_the_guides_backend_passes_the_suite_and_junit_says_so(folder: Path) -> None:
-    """With the profile `brief`: the command, below, looks at the same kernels with `quick`."""
+    """The guide's backend passes with the profile `brief`; the command below uses `quick`."""
     done = python(
         folder,
         *("-m", "pytest", "--pyargs", "r18_oracle.conformance"),
@@ -103,7 +103,7 @@ def test_the_guides_backend_passes_the_suite_and_junit_says_so(folder: Path) -> 
 
 
 def test_the_plugin_costs_other_projects_nothing(tmp_path: Path) -> None:
-    """It is loaded in every run of pytest, and brings nothing with it."""
+    """The plugin, which every run of pytest loads, imports nothing heavy."""
     (tmp_path / "test_other.py").write_text(
         "import sys\n\n"
         "def test_what_is_loaded(pytestconfig):\n"
@@ -143,7 +143,7 @@ def _one_worker(folder: Path) -> Iterator[None]:
 
 
 def suite(pytester: pytest.Pytester, *arguments: str) -> tuple[int, str]:
-    """Runs the conformance suite; its exit code, and all that it prints."""
+    """Runs the conformance suite; returns its exit code and output."""
     done = pytester.runpytest_inprocess(
         *("--pyargs", "r18_oracle.conformance", "--r18-network", "tiny", *arguments)
     )
@@ -158,7 +158,7 @@ def test_the_guides_backend_is_verified_by_the_command() -> None:
 
 
 def test_the_guides_backend_takes_four_names_from_the_core() -> None:
-    """All that `r18.backend` must hand to the author of a backend for the CPU."""
+    """A backend for the CPU needs only four names from `r18.backend`."""
     imports = [node for node in ast.parse(example()).body if isinstance(node, ast.ImportFrom)]
     names = {alias.name for node in imports if node.module == "r18.backend" for alias in node.names}
     assert names == {"Backend", "DeviceInfo", "HostKernel", "RoundingContract"}
@@ -231,7 +231,7 @@ def expected_failure(op: str) -> str:
 
 
 def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
-    """One fails as expected; the other passes, so its line is to be removed."""
+    """Of two expected failures, one passes, so the run fails until its line is removed."""
     listed = expected_failure("gap") + expected_failure("relu")
     (pytester.path / "known.toml").write_text(listed, "utf-8")
     code, out = suite(
@@ -280,7 +280,7 @@ def test_a_wrong_request_is_a_usage_error(
 def test_the_variable_takes_names_separated_by_commas(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `r18 verify` does."""
+    """`R18_BACKEND` takes several names, separated by commas, as `r18 verify` does."""
     monkeypatch.setenv("R18_BACKEND", "my_backend:Backend, auto")
     code, out = suite(pytester, "-k", "probe", "-v")
     assert code == 0, out

@@ -21,9 +21,9 @@ WAIT = "wait_for_previous_launch();"
 
 
 def compiled(text: str) -> str:
-    """Python for the line that sets out[i]; `+ 0.0f` costs no instruction.
+    """The Python of the line that sets out[i]; `+ 0.0f` costs no instruction.
 
-    Raises `R18Error` for a register that is not there.
+    Raises `R18Error` for `threadIdx.y`, which does not exist here.
     """
     if "threadIdx.y" in text:
         raise R18Error("relu.cu(3): error: blocks have one dimension")
@@ -34,7 +34,7 @@ def compiled(text: str) -> str:
 
 
 def ptx(text: str) -> str:
-    """PTX in which only the order of memory accesses is that of the source."""
+    """PTX that has only the order of memory accesses from the source."""
     wait = "griddepcontrol.wait;" if WAIT in text else ""
     return f""".entry relu(.param .u64 relu_param_0) {{
         ld.param.u64 %rd1, [relu_param_0];
@@ -55,7 +55,7 @@ def run(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace
 
 
 class Compiled(HostKernel):
-    """With machine code to tell sources apart."""
+    """A kernel with machine code by which sources can be distinguished."""
 
     digest = "toy"
     source_files = (SOURCE,)
@@ -74,7 +74,7 @@ class Compiled(HostKernel):
 
 
 class Backend(BackendBase):
-    """ReLU, right."""
+    """A backend whose ReLU is right."""
 
     name = "cuda-toy"
     kernel: type[Compiled] = Compiled
@@ -97,13 +97,13 @@ class Backend(BackendBase):
 
 
 class NeverWaits(Compiled):
-    """Its PTX reads what the previous launch may still write."""
+    """A kernel whose PTX reads what the previous launch may still write."""
 
     def functions(self, problem: Problem, target: str) -> tuple[DeviceFunction, ...]:
         return (DeviceFunction("relu", "relu", ptx(""), frozenset(), True),)
 
 
 class Unordered(Backend):
-    """ReLU whose values are right."""
+    """A backend whose ReLU has right values, and PTX with a missing wait."""
 
     kernel = NeverWaits

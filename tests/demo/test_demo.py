@@ -35,7 +35,7 @@ TOOL = ROOT / "tools" / "draw_demo_picture.py"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the demonstration runs."""
+    """The folder in which the demo runs."""
     return tmp_path_factory.mktemp("here")
 
 
@@ -104,7 +104,7 @@ def test_what_took_the_time_is_said(found: dict[str, Part]) -> None:
 
 def test_without_pytorch_ours_is_timed_alone() -> None:
     class Without:
-        """A second process without PyTorch."""
+        """A second process that has no PyTorch."""
 
         def answer(self) -> str:
             return "it does not import"
@@ -124,7 +124,7 @@ def test_without_pytorch_ours_is_timed_alone() -> None:
 
 
 def test_the_ratio_is_by_medians(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run of which the times are known."""
+    """The ratio to PyTorch compares medians of a run with fixed times."""
     from r18.bench.baselines import PEER
     from r18.bench.rows import Row, with_ratios
     from r18.bench.run import Result
@@ -148,7 +148,7 @@ def test_the_ratio_is_by_medians(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "resnext50_32x4d"])
 def test_pytorch_computes_what_torchvision_s_module_does(name: str) -> None:
-    """To the bit, so its time stands for that of torchvision's."""
+    """PyTorch's stand-in gives torchvision's bits, so its time stands for torchvision's."""
     import torchvision
 
     schedule = network(name)
@@ -179,7 +179,7 @@ def test_pytorch_in_float64_is_nearer_to_the_truth() -> None:
 
 
 class Served:
-    """What a second process serves in these tests."""
+    """The object that a second process serves in these tests."""
 
     def double(self, number: int) -> int:
         return 2 * number
@@ -281,9 +281,9 @@ def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data["parts"] == [{"title": "one", "seconds": 1.5, "ok": True, "top": []}]
     assert {"start of Python, imports", "total"} <= data["seconds"].keys()
     assert asked == [Request("tiny", "", "numpy")]
-    told = commands.r18("demo", "--backend", "numpy").out
-    assert told.startswith("one (1.5 s)\n  a line\n\n")
-    assert "total" in told
+    output = commands.r18("demo", "--backend", "numpy").out
+    assert output.startswith("one (1.5 s)\n  a line\n\n")
+    assert "total" in output
 
 
 # -- weights -----------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of PyTorch's."""
+    """An empty cache for PyTorch's downloads."""
     monkeypatch.setattr(sources, "_hub", lambda: tmp_path)
     return tmp_path / "checkpoints"
 
@@ -315,7 +315,7 @@ def test_without_a_network_the_weights_are_synthetic(
 
 
 def test_a_slow_download_is_given_up(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of it is kept."""
+    """A slow download is given up, and nothing of it is kept."""
     times = iter([0.0, 1.0, 21.0])
     blocks = iter([b"one", b"two", b"three"])
 
@@ -342,7 +342,7 @@ def test_weights_that_are_asked_for_have_no_substitute(tmp_path: Path) -> None:
 
 
 def test_the_picture_is_what_the_tool_draws() -> None:
-    """Up to what JPEG rounds, which another version of its library may do in another way."""
+    """The stored picture is what the tool draws, up to JPEG's rounding, which varies by version."""
     drawn = runpy.run_path(str(TOOL))["drawn"]()
     with Image.open(PICTURE) as image:
         kept = np.asarray(image.convert("RGB"), np.int16)

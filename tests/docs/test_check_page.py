@@ -22,17 +22,17 @@ SHOWN = {
 def test_the_page_shows_what_comes_out(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Times and counts aside, which depend on the machine."""
+    """The page shows the command's output, except for times and counts, which vary by machine."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_kernels.py").write_text(FIRST, "utf-8")
     (target,) = asked_for(str(tmp_path / "my_kernels.py") + f":{name}").targets
     result = check(target, How(network=None, isolated=False))
-    told = result.text().replace(f"{tmp_path}/", "")
+    output = result.text().replace(f"{tmp_path}/", "")
     shown = SHOWN[name]
     loose = re.compile(r"searched|slow|replay|a tree|^\\$")
     for line in shown.splitlines()[1:]:
         if not loose.search(line):
-            assert line in told, told
+            assert line in output, output
 
 
 def test_every_operator_is_on_the_page() -> None:

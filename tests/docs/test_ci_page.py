@@ -28,7 +28,7 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_its_test_passes_and_would_fail(tmp_path: Path) -> None:
-    """On the page's kernel, and on the same one with a bias that is left out."""
+    """The page's test passes on its kernel, and fails on the same kernel without a bias."""
     wrong = KERNEL.replace("torch.addmm(b, x, w.T)", "x @ w.T")
     assert wrong != KERNEL
     right_folder, wrong_folder = tmp_path / "right", tmp_path / "wrong"
@@ -65,7 +65,7 @@ def test_its_profiles_are_all_there_are() -> None:
 
 
 def test_its_extras_exist() -> None:
-    """Those of the page, and those of the Dockerfile."""
+    """The extras on the page and in the Dockerfile exist."""
     dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
     named = re.findall(r"'r18\[([\w,]+)\]'", TEXT) + re.findall(r"EXTRAS=([\w,]+)", TEXT)
     (built,) = re.findall(r"^ARG EXTRAS=([\w,]+)$", dockerfile, re.MULTILINE)
@@ -74,7 +74,7 @@ def test_its_extras_exist() -> None:
 
 
 def test_the_container_is_given_what_the_wheel_is_made_from() -> None:
-    """The Dockerfile is not built here: what it copies is at least there, and is all of it."""
+    """The container gets all files that the wheel is made from, and they exist. It is not built."""
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     given = {line[1:] for line in lines if line.startswith("!")}
     assert all((ROOT / name).exists() for name in given)
@@ -85,5 +85,5 @@ def test_the_container_is_given_what_the_wheel_is_made_from() -> None:
 
 
 def _where(project: dict[str, dict[str, dict[str, dict[str, dict[str, list[str]]]]]]) -> list[str]:
-    """The folders in which setuptools looks for packages."""
+    """The folders in which setuptools finds packages."""
     return project["tool"]["setuptools"]["packages"]["find"]["where"]

@@ -51,7 +51,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link to a heading of the page may be, as GitHub makes it."""
+    """The anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     plain = (re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
@@ -74,7 +74,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 def test_the_pages_of_the_root_are_known() -> None:
-    """A folder that a tool left behind adds no page here."""
+    """The root has no other pages than the known ones, whatever folders tools leave behind."""
     names = {page.name for page in PAGES if page.parent == ROOT}
     assert names == {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
 
@@ -95,7 +95,7 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 
 def entries(nav: Any) -> Iterator[str]:
-    """The pages that a navigation of mkdocs names."""
+    """The pages in a navigation of mkdocs."""
     match nav:
         case str():
             yield nav
@@ -114,7 +114,7 @@ def test_the_navigation_names_every_page_once() -> None:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """As `make docs` does, without network; links to sources lead to copies in the site."""
+    """The site builds as by `make docs`, without network; links to sources lead to copies."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
@@ -144,7 +144,7 @@ def test_what_the_site_is_made_of_is_shipped_and_ignored() -> None:
 
 
 def test_the_readmes_first_screen_has_what_a_visitor_needs() -> None:
-    """In forty lines: a picture, a table of five rows, how to install, a finding, where to go."""
+    """Forty lines show a picture, a table of five rows, how to install, a finding, and a link."""
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     first = lines[: lines.index("## Commands")]
     assert len(first) <= 41  # with the empty line before the next heading
@@ -157,7 +157,7 @@ def test_the_readmes_first_screen_has_what_a_visitor_needs() -> None:
 
 
 def test_the_readmes_program_runs(tmp_path: Path) -> None:
-    """With weights that need no network."""
+    """README's program runs, with weights that need no network."""
     text = (ROOT / "README.md").read_text("utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for name in re.findall(r"\w+\.jpg", code):
@@ -168,7 +168,7 @@ def test_the_readmes_program_runs(tmp_path: Path) -> None:
 
 
 def test_the_program_of_the_page_about_integers_runs() -> None:
-    """On the small network, whose logits are what they were within what eight bits leave."""
+    """The page's program runs on the small network, with logits as near as int8 allows."""
     text = (DOCS / "integers.md").read_text("utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     said = output_of(code.replace("resnet18", "tiny").replace("graph.tiny", "graph.resnet"))
@@ -210,7 +210,7 @@ def test_what_github_reads_is_well_formed() -> None:
 
 
 def test_the_english_keeps_to_our_style() -> None:
-    """Under one turned phrase a thousand lines: `python tools/count_words.py --show docs`."""
+    """The pages have at most one phrase of `tools/count_words.py` a thousand lines."""
     pages = [page for page in PAGES if page.name != "report.md"]
     tool = str(ROOT / "tools" / "count_words.py")
     command = [sys.executable, tool, "--limit", "1", *map(str, pages)]
@@ -219,13 +219,13 @@ def test_the_english_keeps_to_our_style() -> None:
 
 
 def _breaks(link: re.Match[str]) -> str:
-    """What remains of a link: the line breaks in it."""
+    """The line breaks in a link, which stand for it."""
     return "\n" * link[0].count("\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_prose_is_wrapped(page: Path) -> None:
-    """At 100 columns or a little more, without links; tables and output may be longer."""
+    """Prose is at most 104 columns wide, without links; tables and output may be wider."""
     made = re.compile(r"^<!-- (\w+): .*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
     for line in _LINK.sub(_breaks, made.sub("", prose(page))).splitlines():
         assert not line.startswith(("+ ", "* ")), f"a line of a formula, or a list: {line}"
@@ -251,7 +251,7 @@ def test_tables_of_measurements_are_the_records(page: Path) -> None:
 
 
 def test_tables_of_kernels_are_what_the_backends_declare() -> None:
-    """In a process of its own, since what Numba has simulated depends on who asked before."""
+    """The kernel tables are the backends', in a process in which Numba simulated nothing yet."""
     tool = ROOT / "tools" / "make_kernel_tables.py"
     code = (
         f"import runpy, sys; sys.argv = ['make_kernel_tables', '--check']; "
@@ -300,7 +300,7 @@ BOUNDS = DOCS / "bounds.md"
 
 
 def test_the_program_of_the_bounds_page_prints_what_is_shown(tmp_path: Path) -> None:
-    """To a percent: a few correct sums more or fewer may be accused by another NumPy."""
+    """The bounds page's program prints the text shown, up to percentages, which depend on NumPy."""
     text = BOUNDS.read_text("utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

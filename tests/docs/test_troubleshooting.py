@@ -1,6 +1,6 @@
-"""The troubleshooting page: every cause is planted, and its row's command shows what it says.
+"""The troubleshooting page: every cause is planted, and its row's command prints what the row says.
 
-Commands are run as they stand there, but on the tiny network, which takes seconds.
+Commands run as printed, but on the tiny network, which takes seconds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PLANTED = {
     "input": ["relu_input_overwritten"],
     "state between calls": ["conv2d_session_without_stride"],
 }
-"""The causes that are a kernel's, by their words in bold on the page, as names of `planted`."""
+"""The causes that lie in a kernel: their words in bold on the page, with names of `planted`."""
 
 OTHERS = {
     "preprocessing",
@@ -69,7 +69,7 @@ OTHERS = {
     "fixture",
     "synthetic weights",
 }
-"""The others, each with a test of its own."""
+"""The other causes, each with a test of its own."""
 
 
 # -- the page ----------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its first cell, its cause, the command, and what that shows."""
+    """A row of a table: its first cell, the cause, the command, and the command's output."""
 
     first: str
     cause: str
@@ -90,7 +90,7 @@ def quoted(cell: str) -> tuple[str, ...]:
 
 
 def rows() -> dict[str, Row]:
-    """By the cause's words in bold."""
+    """The rows, by the cause's words in bold."""
     found: dict[str, Row] = {}
     for line in PAGE.read_text("utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -139,7 +139,7 @@ def pool(_variables: None) -> Iterator[Pool]:
 
 @pytest.fixture
 def one_worker(pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The same worker for all runs, as starting one takes seconds; and a folder to write to."""
+    """Use one worker for all runs, as starting one takes seconds, and a new folder for files."""
 
     def kept(jobs: Any, *, workers: Any = None, **options: Any) -> Any:
         return pool.run(jobs, **options)
@@ -149,7 +149,7 @@ def one_worker(pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def run(command: str, backend: str, *more: str) -> Done:
-    """A command of the page, with that backend for `$BACKEND`."""
+    """Run a command of the page, with the backend for `$BACKEND`."""
     program, *arguments = shlex.split(command.replace("$BACKEND", backend))
     assert program == "r18"
     return r18(*arguments, *more)
@@ -185,7 +185,7 @@ SHOWN = {
     "FC transposed": r"linear\(in_features=(?!1,)\d+, out_features=(?!1\))\d+\)",
     "tail": r"in_features=(?!\d*[048],)\d+",
 }
-"""Where the page gives one example of what may be shown."""
+"""Patterns for output that varies, of which the page shows one example."""
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ SHOWN = {
 )
 @pytest.mark.usefixtures("one_worker")
 def test_eps_and_variance_are_told_apart_by_size(cause: str, fault: str, tmp_path: Path) -> None:
-    """As the page says: by less than a thousand times the bound, or by more than ten thousand."""
+    """A wrong eps is off by less than 1,000 times the bound, a wrong variance by over 10,000."""
     assert verified(cause, fault).code == 1
     (path,) = (tmp_path / "exports" / "findings").glob("*.json")
     finding = load(path)
@@ -310,7 +310,7 @@ WRONG = [as_bgr, not_scaled, not_normalised, of_another_network, without_antiali
 
 @pytest.fixture(scope="module")
 def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Colours, and detail that a resize must not skip."""
+    """A photograph with colours, and details that a resize must not skip."""
     path: Path = tmp_path_factory.mktemp("photos") / "photo.png"
     pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)
     pixels[..., 0] //= 2
@@ -330,7 +330,7 @@ def first_layer() -> Iterator[Program]:
 
 
 def written(folder: Path, image: np.ndarray[Any, Any], first_layer: Program) -> None:
-    """What a program of another language writes: its input, and what its first layer makes."""
+    """Write the files of a program in another language: its input and its first layer's output."""
     folder.mkdir()
     image[None].astype("<f4").tofile(folder / "image.bin")
     first_layer(image[None].astype(np.float32)).astype("<f4").tofile(folder / "conv1.bin")
@@ -339,7 +339,7 @@ def written(folder: Path, image: np.ndarray[Any, Any], first_layer: Program) -> 
 def test_preprocessing(
     photo: Path, first_layer: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On ResNet-18 itself, whose input a photograph is scaled to."""
+    """Preprocessing mistakes show in the input of ResNet-18, to which a photograph is scaled."""
     monkeypatch.chdir(photo.parent)
     dump, diff = ROWS["preprocessing"].command
     out = tmp_path / "right"
@@ -369,7 +369,7 @@ def test_an_unknown_name() -> None:
 
 
 def test_a_device_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a backend that is installed, in a folder of the path."""
+    """A backend that is installed without its device is listed with the cause and remedy."""
     info = tmp_path / "lost-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lost\nVersion: 1.0\n")

@@ -37,7 +37,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: what its comment says is to be done with it, and its text."""
+    """A fenced block: the instruction in its comment, and its text."""
 
     line: int
     what: str
@@ -69,7 +69,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def commands(body: str) -> list[Command]:
-    """Those of a console block; `echo $?` tells how the one before it ends."""
+    """The commands of a console block; `echo $?` gives the exit code of the one before it."""
     found: list[Command] = []
     for line in body.splitlines():
         if line.startswith("$ "):
@@ -96,7 +96,7 @@ def edited(text: str, diff: str) -> str:
 
 
 def plain(line: str) -> str:
-    """Without what may differ: numbers, versions, digests, the machine, the width of columns."""
+    """The line without what may vary: numbers, versions, digests, the machine, column widths."""
     line = re.sub(r"CPU \([^)]*\)", "CPU", line)
     line = re.sub(r"\.[0-9a-f]{8}\.json", ".json", line)
     line = re.sub(r"(NumPy|PyTorch) [\d.]+\S*", r"\1", line)
@@ -106,7 +106,7 @@ def plain(line: str) -> str:
 
 
 def missing(shown: list[str], output: str) -> str | None:
-    """The first shown line that the output has not, in its place; None where all are there."""
+    """The first shown line that the output lacks at its place, or None."""
     actual = [plain(line) for line in output.splitlines() if line.strip()]
     at, free = 0, True
     for line in shown:
@@ -130,7 +130,7 @@ def missing(shown: list[str], output: str) -> str | None:
 
 
 class Shell:
-    """One bash for the whole page, so that what is exported stays."""
+    """One bash for the whole page, so that exported variables stay."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -145,7 +145,7 @@ class Shell:
         self._code = 0
 
     def run(self, line: str) -> tuple[int, str]:
-        """Exit code and output of a command."""
+        """Run a command; returns its exit code and output."""
         end = "-- end of command --"
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -170,7 +170,7 @@ class Shell:
 def environment(folder: Path) -> dict[str, str]:
     """A new virtual environment with what this one has, so that the page may install into it.
 
-    pip is told to take everything from here: it has no network.
+    pip takes everything from this environment, as it has no network.
     """
     venv.create(folder, with_pip=False, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
@@ -200,7 +200,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the whole page was followed."""
+    """The folder in which the whole page was executed."""
     folder: Path = tmp_path_factory.mktemp("tutorial")
     shell = Shell(folder, environment(tmp_path_factory.mktemp("environment")))
     try:
@@ -235,12 +235,12 @@ def follow(block: Block, folder: Path, shell: Shell) -> None:
 
 
 def test_the_page_can_be_followed(ran: Path) -> None:
-    """Every file, edit, command and line of output."""
+    """Every file, edit, command and line of output of the page works as printed."""
     assert (ran / "exports" / "findings").is_dir()
 
 
 def test_the_finding_is_as_the_page_explains_it(ran: Path) -> None:
-    """A vertical stride, more rows than a band, the worst in the second band."""
+    """The finding has a vertical stride and more rows than a band, and is worst in the second."""
     (path,) = (ran / "exports" / "findings").glob("*.json")
     assert json.loads(path.read_text("utf-8"))["finding"] == 1
     finding = load(path)

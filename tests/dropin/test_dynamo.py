@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="r18")`: what is ours runs on our kernels, and is as right."""
+"""`torch.compile(model, backend="r18")`: our layers run on our kernels, as accurately."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAST = BACKENDS[-1]
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing compiled, nothing said; as a user without R18_BACKEND."""
+    """Start with nothing compiled or logged, and without R18_BACKEND."""
     torch._dynamo.reset()
     monkeypatch.setattr(dynamo, "_SAID", set())
     monkeypatch.delenv("R18_BACKEND", raising=False)
@@ -49,7 +49,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class UNet(nn.Module):
-    """Small, with what our kernels compute and what they do not."""
+    """A small UNet, with layers that our kernels compute and layers that they do not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Nothing(nn.Module):
 
 
 def alive(model: nn.Module) -> Any:
-    """In evaluation mode, with statistics and shifts that are not those of a new BatchNorm."""
+    """The model in evaluation mode, with statistics and shifts unlike a new BatchNorm's."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -105,7 +105,7 @@ def ours(model: Any, backend: str = FAST, rest: str = "eager", **options: Any) -
 
 
 def check_close(model: Any, x: torch.Tensor, found: Any) -> None:
-    """As the drop-in's logits: it may lose a multiple of what PyTorch loses to float64."""
+    """Check the result as the drop-in's logits: its loss is at most a multiple of PyTorch's."""
     with torch.no_grad():
         own, exact = model(x), copy.deepcopy(model).double()(x.double())
     own, exact, found = ((t,) if isinstance(t, torch.Tensor) else t for t in (own, exact, found))
@@ -119,7 +119,7 @@ def check_close(model: Any, x: torch.Tensor, found: Any) -> None:
 
 @pytest.fixture
 def run(caplog: pytest.LogCaptureFixture) -> Callable[..., tuple[dynamo.Report, Any]]:
-    """Compiles a model and calls it, without gradients: the report of the log, and the result."""
+    """Compiles and calls a model without gradients; returns the logged report and the result."""
     caplog.set_level(logging.INFO, dynamo.__name__)
 
     def run(model: Any, x: torch.Tensor, backend: str = FAST) -> tuple[dynamo.Report, Any]:
@@ -195,7 +195,7 @@ def test_other_resnets_are_recognized(options: dict[str, Any], run: Run) -> None
 
 
 class Timm(nn.Module):
-    """A ResNet-18 as timm computes one: sums in place, the shortcut first, a pool by a mean."""
+    """A ResNet-18 as timm computes it: sums in place, the shortcut first, pooling by a mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_timms_own(name: str, run: Run) -> None:
 
 
 def test_almost_a_resnet_is_computed_layer_by_layer(run: Run) -> None:
-    """A value that is read elsewhere is kept: the ResNet is none."""
+    """A ResNet with a value that is read elsewhere is compiled by layers, and keeps the value."""
 
     class Tapped(nn.Module):
         def __init__(self) -> None:
@@ -278,7 +278,7 @@ def test_a_unet_has_its_layers_on_our_kernels(
 
 @pytest.fixture
 def inductor() -> Iterator[None]:
-    """In this process, since starting others takes longer than there is to compile."""
+    """Have inductor compile in this process, since starting others takes longer."""
     if (why := dynamo._no_inductor([torch.zeros(1)])) is not None:
         pytest.skip(f"inductor has no compiler here: {why}")
     with torch._inductor.config.patch(compile_threads=1):
@@ -287,7 +287,7 @@ def inductor() -> Iterator[None]:
 
 @pytest.mark.usefixtures("inductor")
 def test_the_rest_is_inductors() -> None:
-    """And what it compiles reads the weights of the call."""
+    """inductor compiles all other layers, and its code reads the current weights."""
     layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU()
     model, x = alive(nn.Sequential(*layers)), small(8, 1)
     with torch.no_grad():
@@ -310,7 +310,7 @@ def _statistics(model: Any) -> None:
 
 
 def profiled(model: Any, x: torch.Tensor) -> Any:
-    """What a call dispatches."""
+    """The profiled operators of one call."""
     with torch.no_grad(), torch.profiler.profile() as profile:
         model(x)
     return profile.key_averages()
@@ -376,7 +376,7 @@ def _loaded(model: Any) -> None:
 
 
 def reasons(model: Any, x: torch.Tensor, **options: Any) -> str:
-    """Of the graph that is compiled for a call."""
+    """The report on the graph that is compiled for a call."""
     found: list[str] = []
 
     def compiler(graph: Any, examples: Any) -> Any:
@@ -462,7 +462,7 @@ def test_a_weight_that_is_computed_is_left() -> None:
 
 
 class InPlace(nn.Module):
-    """Changes tensors between what could be fused; each way is wrong if it is."""
+    """A module that changes tensors between fusible ops; fusing them would be wrong."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -554,7 +554,7 @@ def test_a_drop_in_is_exported_saved_and_loaded(level: str) -> None:
 
 
 def test_an_exported_program_packs_its_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the drop-in is gone, as in another process."""
+    """An exported program packs its weights once, even after the drop-in is gone."""
     model, images = small_resnet(), pixels((33, 33), 1)
     packed = []
     pack = Prepared._make

@@ -1,4 +1,4 @@
-"""The drop-in of every ResNet that torchvision has, and of some that it only builds."""
+"""The drop-in of every ResNet in torchvision, and of some that it can only build."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in FA
     "resnext50_32x4d dilated": ("resnext50_32x4d", DILATED),
 }
 LARGE = ("resnet101", "resnet152", "wide_resnet101_2", "resnext101_32x8d")
-"""Those of which one level is enough."""
+"""Networks tested at one fusion level only."""
 BACKENDS = ["numpy", *(name for name in ("numba-cpu",) if name in installed())]
 CLASSES = 7
 
 
 def seeded(model: nn.Module, network: Described) -> Any:
-    """In evaluation mode, with weights under which every layer counts."""
+    """The model in evaluation mode, with weights under which every layer counts."""
     weights = random_weights(network.schedule("the model", classes=CLASSES), 0)
     values = {n: torch.from_numpy(a) for n, a in weights.items()}
     missing, _ = model.load_state_dict(values, strict=False)
@@ -53,7 +53,7 @@ def seeded(model: nn.Module, network: Described) -> Any:
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Models get no random weights, which takes longer than to run them: `seeded` has others."""
+    """Have models skip drawing random weights, which is slow: `seeded` sets others."""
     with (
         patch("torch.nn.init.kaiming_uniform_", lambda tensor, **_: tensor),
         patch("torch.nn.init.kaiming_normal_", lambda tensor, **_: tensor),
@@ -86,7 +86,7 @@ def pixels(size: tuple[int, int] = (40, 33), batch: int = 2) -> torch.Tensor:
 
 
 def check_like(model: Any, images: torch.Tensor, logits: torch.Tensor, backend: str) -> None:
-    """As in test_torch_dropin, of this backend's algorithms."""
+    """Check logits as test_torch_dropin does, with the multiple of this backend's algorithms."""
     with torch.no_grad():
         own = model(images)
         exact = copy.deepcopy(model).double()(images.double())
@@ -154,7 +154,7 @@ def test_a_change_of_weights_is_followed_and_one_of_the_network_refused() -> Non
 
 
 def _moved_stride(model: Any) -> None:
-    """As in the first ResNets: the stride is in the 1×1."""
+    """Move the stride into the 1×1, as in the first ResNets."""
     model.layer2[0].conv1.stride, model.layer2[0].conv2.stride = (2, 2), (1, 1)
 
 
@@ -194,7 +194,7 @@ def test_what_is_no_resnet_is_refused_by_name(change: Any) -> None:
 
 
 class WithoutGroups(r18_numpy.Backend):
-    """NumPy, if no kernel of it computed groups."""
+    """NumPy's backend as if no kernel computed groups."""
 
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(replace(kernel, extras=frozenset()) for kernel in super().kernels())
@@ -238,7 +238,7 @@ def test_a_dilated_and_grouped_convolution_as_an_operator() -> None:
 
 
 def test_int8_of_a_bottleneck_is_the_programs() -> None:
-    """Its loss is that of a quantisation: the logits stay near the model's."""
+    """int8 of a bottleneck computes as the program does, and its logits stay near the model's."""
     model = small()
     images = pixels((32, 32), 8)
     fast = optimize_resnet(model, precision="int8", backend="numpy", calibration=images)

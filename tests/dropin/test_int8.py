@@ -1,4 +1,4 @@
-"""The drop-in in int8: to the bit what `r18.compile` gives, of a calibration that fits."""
+"""The drop-in in int8: `r18.compile`'s bits, with a calibration that fits."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from r18.weights.manifest import write_manifest
 from support import random_weights
 
 HERE = "test_int8"
-"""This module: a backend of it is named `test_int8:CLASS`."""
+"""This module's name, for backends named `test_int8:CLASS`."""
 SIZE, CLASSES = 64, 10
 FOLDED = fuse(resnet18(classes=CLASSES), "all")
 BACKENDS = ["numpy", *(name for name in ("numba-cpu",) if name in installed())]
 FAST = BACKENDS[-1]
-"""The backend of tests that ask for none in particular."""
+"""The backend of tests that need no particular one."""
 
 
 class Elsewhere(r18_numpy.Backend):
-    """Says that it computes on a GPU."""
+    """A backend that claims to compute on a GPU."""
 
     name = "elsewhere"
 
@@ -55,7 +55,7 @@ class Elsewhere(r18_numpy.Backend):
 
 
 class Floats(r18_numpy.Backend):
-    """Has no kernels of int8."""
+    """A backend without int8 kernels."""
 
     name = "floats"
 
@@ -96,12 +96,12 @@ def state_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def weights_of(model: Any, found: Quantization | None) -> Weights:
-    """As `r18 quantize` would write them."""
+    """The model's weights as `r18 quantize` would write them."""
     return Weights(state_of(model), "the model", Preprocess(), found)
 
 
 def compiled(model: Any, found: Quantization, x: torch.Tensor, backend: str = FAST) -> np.ndarray:
-    """What `r18.compile` gives with this quantisation."""
+    """The logits of `r18.compile` with this quantisation."""
     schedule = replace(resnet18(classes=CLASSES), input_shape=tuple(x.shape[1:]))
     program = r18.compile(
         schedule, weights_of(model, found), backend, batch=len(x), precision="int8"
@@ -111,7 +111,7 @@ def compiled(model: Any, found: Quantization, x: torch.Tensor, backend: str = FA
 
 
 def check(fast: Any, model: Any, x: torch.Tensor, backend: str = FAST) -> torch.Tensor:
-    """The logits, which are those of `r18.compile`."""
+    """The module's logits, after checking that they are those of `r18.compile`."""
     logits: torch.Tensor = fast(x)
     assert logits.dtype == x.dtype
     expected = torch.from_numpy(compiled(model, fast.quantization, x, backend))
@@ -121,7 +121,7 @@ def check(fast: Any, model: Any, x: torch.Tensor, backend: str = FAST) -> torch.
 
 @cache
 def _given(bits: int) -> Quantization:
-    """A quantisation to nearest of `network()`, calibrated without PyTorch."""
+    """A round-to-nearest quantisation of `network()`, calibrated without PyTorch."""
     how = Method("minmax", bits, "nearest")
     schedule = replace(FOLDED, input_shape=(3, SIZE, SIZE))
     pixels = images_of(CALIBRATION)
@@ -148,7 +148,7 @@ def test_logits_are_those_of_a_program_to_the_bit(
 
 
 def test_the_quantisation_is_the_one_of_r18_quantize() -> None:
-    """With the same images, weights and backend."""
+    """The quantisation is that of `r18 quantize` with the same images, weights and backend."""
     fast = int8(network(), method="minmax")
     assert fast.quantization == _given(8)
     how = fast.quantization.calibration
@@ -232,7 +232,7 @@ def test_no_more_images_are_read_than_are_used() -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_quantisation_that_is_there(bits: int, tmp_path: Path) -> None:
-    """By itself, with its weights, and from a folder as `r18 quantize` writes it."""
+    """A quantisation can be given alone, with weights, or as a folder from `r18 quantize`."""
     model, found = network(), _given(bits)
     out = tmp_path / "out"
     schedule = resnet18(classes=CLASSES)
@@ -320,7 +320,7 @@ def with_the_body_of_network(model: Any) -> Any:
 
 
 def test_scales_that_were_chosen_need_no_calibration() -> None:
-    """And a block of the full range, which no kernel takes, is refused at once."""
+    """Given scales need no calibration; a full-range block, which no kernel takes, is refused."""
     found = replace(_given(8), calibration=GIVEN)
     assert int8(network(), found).quantization == found
     with pytest.raises(UsageError, match="the quantisation is full_range"):
@@ -419,7 +419,7 @@ def test_packed_weights_stay_where_they_are() -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_given_quantisation_does_not_outlive_its_weights(change: Callable[[Any], None]) -> None:
-    """And the module works again when the model is what it was."""
+    """A given quantisation is refused once weights change, and works when they are restored."""
     model = network()
     fast = int8(model, _given(8))
     before = fast(images())

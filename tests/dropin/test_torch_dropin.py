@@ -47,7 +47,7 @@ LEVELS = ("add_relu", "conv_bn_relu", "all")
 FUSED = LEVELS[1:]
 SIZE, BATCH, CLASSES = 64, 2, 10
 HERE = "test_torch_dropin"
-"""This module: a backend of it is named `test_torch_dropin:CLASS`."""
+"""This module's name, for backends named `test_torch_dropin:CLASS`."""
 
 
 def compute_nhwc(
@@ -58,7 +58,7 @@ def compute_nhwc(
 
 
 class Nhwc(r18_numpy.Backend):
-    """Every kernel works in channels-last memory."""
+    """A backend whose kernels all work in channels-last memory."""
 
     name = "nhwc"
 
@@ -80,7 +80,7 @@ class Nhwc(r18_numpy.Backend):
 
 @dataclass(frozen=True, eq=False)
 class BoundKernel(HostKernel):
-    """With a `bind` of its own."""
+    """A kernel with a `bind` of its own."""
 
     def bind(self, problem: Problem, weights: tuple[Buffer, ...], memory: Memory) -> Enqueue:
         size = self.precision.dtype.itemsize
@@ -102,11 +102,11 @@ class BoundKernel(HostKernel):
 
 
 BOUND: list[tuple[type[Op], int]] = []
-"""Runs of such kernels: what they compute, and the stream's handle."""
+"""Each run of a bound kernel: its op, and the stream's handle."""
 
 
 class Bound(r18_numpy.Backend):
-    """NumPy's kernels, bound."""
+    """NumPy's kernels as bound kernels."""
 
     name = "bound"
 
@@ -118,7 +118,7 @@ class Bound(r18_numpy.Backend):
 
 
 class Elsewhere(r18_numpy.Backend):
-    """Says that it computes on a GPU."""
+    """A backend that claims to compute on a GPU."""
 
     name = "elsewhere"
 
@@ -155,7 +155,7 @@ def algorithms(backend: str) -> tuple[str, ...]:
 
 
 def check_like(model: Any, images: torch.Tensor, logits: torch.Tensor, backend: str) -> None:
-    """Logits of a fast module lose no more than a right program may, next to the model itself.
+    """Check that a fast module's logits lose no more than a right program may, next to the model.
 
     Both losses are against float64; `r18.evaluate.margins` derives the multiple.
     """
@@ -206,7 +206,8 @@ def test_the_precision_is_the_models_unless_another_is_asked_for(level: str) -> 
 
 @pytest.mark.parametrize("level", FUSED)
 def test_a_precision_changes_what_computes_and_not_what_goes_in_and_out(level: str) -> None:
-    """In float64 inside, hardly more than the last rounding is lost (at all, the sum of `fc`)."""
+    """A float64 precision keeps float32 inputs and outputs, and loses little more than the last
+    rounding (with fusion `all`: the sum of `fc`)."""
     model = network()
     fast = optimize_resnet18(model, level, precision="fp64", backend="numpy")
     images = pixels()
@@ -220,7 +221,7 @@ def test_a_precision_changes_what_computes_and_not_what_goes_in_and_out(level: s
 
 
 def test_autocast_is_the_models() -> None:
-    """Without a kernel for what the model then computes in, that shows as an error."""
+    """Autocast changes the precision as in the model; without kernels for it, that is an error."""
     fast = optimize_resnet18(network(), "add_relu", backend="numpy")
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(NoKernel, match="bf16"):
         fast(pixels())
@@ -261,7 +262,7 @@ def test_a_bound_kernel_is_run_on_its_device_in_the_current_stream(
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream, raising=False)
     shape, backend = (2, 3), get_backend(f"{HERE}:Bound")
     run = make_sum(backend, shape, Layout.NCHW, "fp32", torch.device("cpu"))
-    run._cuda = 1  # as if the tensors lay there
+    run._cuda = 1  # as if the tensors were there
     a, b = torch.randn(shape), torch.randn(shape)
     BOUND.clear()
     for _ in range(2):
@@ -303,7 +304,7 @@ def test_tensors_are_read_and_written_where_they_are(
 
 
 def test_a_kernel_never_sees_an_address_that_is_not_aligned() -> None:
-    """A slice of a tensor begins anywhere."""
+    """A kernel gets only aligned addresses, although a slice of a tensor begins anywhere."""
     model = network()
     images = torch.cat([torch.zeros(1), pixels().reshape(-1)])[1:].reshape(BATCH, 3, SIZE, SIZE)
     assert images.is_contiguous()
@@ -326,7 +327,7 @@ def test_a_buffer_over_foreign_bytes_keeps_their_owner() -> None:
 
 
 def test_cupys_memory_adopts_addresses_and_streams_without_a_copy() -> None:
-    """As far as that shows without a GPU; see below for the rest."""
+    """CuPy's memory adopts addresses and streams, as far as that shows without a GPU."""
     pytest.importorskip("cupy")
     memory = CupyMemory()
     assert memory.adopts
@@ -341,7 +342,7 @@ def names_of(events: Any) -> list[str]:
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_an_operator_asks_pytorch_for_its_memory_and_nothing_else(backend: str) -> None:
-    """What PyTorch does on an operator's behalf costs the host more than the operator's launch."""
+    """An operator calls PyTorch only for memory, since each call costs more than a launch."""
     x, *rest = conv_sample(channels=16, out=16, stride=1)
     if choose(backend, "cpu", "conv_bn_relu", "fp32").layout is Layout.NHWC:
         x = x.contiguous(memory_format=torch.channels_last)
@@ -447,7 +448,7 @@ def test_a_kernel_that_may_not_write_over_its_input_never_does(
 
 
 def test_a_sum_in_place_is_counted_as_a_change() -> None:
-    """So autograd refuses what was computed from the values that are gone."""
+    """An in-place sum counts as a change, so autograd refuses results of the old values."""
     x, b = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3)
     y = x * 2
     square = (y * y).sum()
@@ -673,7 +674,7 @@ def compiler() -> Iterator[None]:
     ("level", "how"), [("conv_bn_relu", "aot_eager"), ("add_relu", "eager"), ("all", "aot_eager")]
 )
 def test_compiled_whole_and_followed(level: str, how: str) -> None:
-    """One graph, without a break; and what changes in the model changes in the compiled one."""
+    """torch.compile gives one graph without a break, which follows changes of the model."""
     model = network()
     fast = optimize_resnet18(model, level, backend="numpy")
     compiled = torch.compile(fast, backend=how, fullgraph=True)
@@ -844,9 +845,9 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_changes_of_the_model_are_followed(level: str) -> None:
-    """One after another, and each makes a difference, so that none is followed by accident.
+    """Each change of the model is followed, one after another, and makes a difference.
 
-    Channels-last weights are the same weights; where PyTorch convolves, it adds in another order.
+    Channels-last weights are the same weights; if PyTorch convolves, it adds in another order.
     """
     model = network()
     fast = optimize_resnet18(model, level, backend="numpy")
@@ -883,7 +884,7 @@ def test_a_cast_of_the_model_is_followed(level: str) -> None:
 
 
 def test_a_model_that_moved_is_followed_or_refused() -> None:
-    """To a device for which the backend does not compute; see below for one and back."""
+    """A model on a device that the backend does not use is refused; see below for one and back."""
     model = network()
     fast = optimize_resnet18(model, backend="numpy")
     model.to("meta")
@@ -895,7 +896,7 @@ def test_a_model_that_moved_is_followed_or_refused() -> None:
 
 @pytest.mark.parametrize("level", FUSED)
 def test_refresh_sees_what_nothing_else_shows(level: str) -> None:
-    """One element, through `.data`, which PyTorch does not count."""
+    """`refresh` sees an element changed through `.data`, which PyTorch does not count."""
     model = network()
     fast = optimize_resnet18(model, level, backend="numpy")
     images = pixels()
@@ -907,7 +908,7 @@ def test_refresh_sees_what_nothing_else_shows(level: str) -> None:
 
 @pytest.mark.parametrize("level", FUSED)
 def test_packed_weights_stay_where_they_are(level: str) -> None:
-    """A CUDA graph of the user's reads them there."""
+    """Packed weights stay at their addresses, where a user's CUDA graph may read them."""
     model = network()
     fast = optimize_resnet18(model, level, backend="numpy")
     fast(pixels())
@@ -1136,7 +1137,7 @@ def test_auto_takes_the_first_that_has_the_kernels(monkeypatch: pytest.MonkeyPat
 
 
 def test_kernels_are_those_that_read_tensors_as_they_lie() -> None:
-    """A twin in channels-last memory is taken for tensors there, and no other."""
+    """A kernel is chosen that reads tensors in their own layout: a channels-last twin for those."""
 
     class Both(Nhwc):
         def kernels(self) -> tuple[Any, ...]:
@@ -1153,7 +1154,7 @@ def test_kernels_are_those_that_read_tensors_as_they_lie() -> None:
 
 
 def test_an_image_is_read_as_it_lies_and_what_is_behind_it_as_kernels_want_it() -> None:
-    """On CUDA in fp16: the first convolution takes NCHW and gives what the fast kernels read."""
+    """On CUDA the first convolution reads NCHW and writes NHWC, which the others read and write."""
     backend = r18_cupy.Backend()
     first, *others = (
         problem
@@ -1174,7 +1175,7 @@ def test_an_image_is_read_as_it_lies_and_what_is_behind_it_as_kernels_want_it() 
 def test_behind_the_first_convolution_nothing_is_brought_to_another_layout(
     backend: str, layout: Layout
 ) -> None:
-    """Whatever the images lie in, and whatever the model's weights do."""
+    """At most the image is copied to another layout, whatever layout images and weights have."""
     assert choose(backend, "cpu", "conv_bn_relu", "fp32").layout is layout
     model = network()
     fast = optimize_resnet18(model, "conv_bn_relu", backend=backend)
@@ -1184,8 +1185,8 @@ def test_behind_the_first_convolution_nothing_is_brought_to_another_layout(
             fast(images)
             with torch.profiler.profile() as found:
                 fast(images)
-        lies = (format is torch.channels_last) is (layout is Layout.NHWC)
-        assert names_of(found.events()).count("aten::clone") == (0 if lies else 1)
+        direct = (format is torch.channels_last) is (layout is Layout.NHWC)
+        assert names_of(found.events()).count("aten::clone") == (0 if direct else 1)
 
 
 def test_without_pytorch_the_error_says_what_to_install() -> None:
@@ -1218,7 +1219,7 @@ def test_importing_the_package_imports_no_pytorch() -> None:
 
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Let the CPU's stream look as if it were being captured, or not."""
+    """A switch that makes the CPU's stream look as if it were being captured."""
 
     def switch(on: bool) -> None:
         for module in (r18.torch.storage, r18.torch.convolution, r18.torch.network):
@@ -1278,7 +1279,7 @@ GPU_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bf
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[str]:
-    """The kind of device, where PyTorch and CuPy reach one."""
+    """The kind of device, if PyTorch and CuPy both reach one."""
     try:
         get_backend("cupy")
     except BackendUnavailable as error:
@@ -1296,7 +1297,7 @@ def gpu() -> Iterator[str]:
 @pytest.mark.parametrize("precision", GPU_PRECISIONS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_gpu_logits(gpu: str, level: str, precision: str, format: torch.memory_format) -> None:
-    """The first run launches, the second captures, the third replays."""
+    """GPU logits are right in the first run, the second, which captures, and later replays."""
     model = network().to(gpu, GPU_PRECISIONS[precision]).to(memory_format=format)
     fast = optimize_resnet18(model, level, backend="cupy")
     for seed in range(4):
@@ -1306,7 +1307,7 @@ def test_gpu_logits(gpu: str, level: str, precision: str, format: torch.memory_f
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_gpu_work_is_ordered_in_the_current_stream(gpu: str, level: str) -> None:
-    """The input is written late in a stream of the caller's, and the result read behind it."""
+    """GPU work waits for the caller's stream, whose input comes late and which reads the result."""
     fast = optimize_resnet18(network().to(gpu), level, backend="cupy")
     batches = [pixels(seed=seed).to(gpu) for seed in range(4)]
     expected = [fast(batch) for batch in batches]
@@ -1367,7 +1368,7 @@ def test_gpu_memory_is_pytorchs(gpu: str) -> None:
         fast = optimize_resnet18(network().to(gpu), level, backend="cupy")
         for _ in range(3):
             fast(pixels().to(gpu))
-        assert pool.used_bytes() <= before, level  # what others held may be freed meanwhile
+        assert pool.used_bytes() <= before, level  # memory of other owners may be freed at any time
 
 
 def test_gpu_model_moves_there_and_back(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:

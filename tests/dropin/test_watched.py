@@ -1,4 +1,4 @@
-"""What changes a model's forward pass is refused or followed: never is the answer another one."""
+"""Changes of a model's forward pass are refused or followed: the answer is never wrong."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Change = Callable[[Any], Undo]
 
 
 def scaled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a wrapper makes of a forward pass."""
+    """A forward pass in a wrapper, which scales its result."""
     return lambda *args, **kwargs: function(*args, **kwargs) * 1.25
 
 
 def wraps(path: str, method: str = "forward") -> Change:
-    """The method replaced on the instance."""
+    """Replace a method on the instance."""
 
     def change(model: Any) -> Undo:
         module = model.get_submodule(path)
@@ -46,7 +46,7 @@ def wraps(path: str, method: str = "forward") -> Change:
 
 
 def becomes(path: str, base: type[nn.Module], method: str = "forward") -> Change:
-    """The class replaced by one with another method."""
+    """Replace the class by one with another method."""
     own = {method: lambda self, *args: getattr(base, method)(self, *args) * 1.25}
     other = type("Other", (base,), own)
 
@@ -60,7 +60,7 @@ def becomes(path: str, base: type[nn.Module], method: str = "forward") -> Change
 
 
 def patches(owner: type[nn.Module], method: str) -> Change:
-    """The method replaced on PyTorch's or torchvision's class."""
+    """Replace a method of PyTorch's or torchvision's class."""
 
     def change(model: Any) -> Undo:
         original = vars(owner)[method]
@@ -95,7 +95,7 @@ def hook(model: Any) -> Undo:
 
 
 def hook_in_a_new_dictionary(model: Any) -> Undo:
-    """How hooks are removed where their handles are gone."""
+    """Replace the dictionary of hooks, as code does that removes hooks without handles."""
     conv = model.layer2[1].conv1
     conv._forward_hooks = OrderedDict()
     return conv.register_forward_hook(lambda module, args, out: out * 1.25).remove
@@ -137,7 +137,7 @@ def an_attribute_that_hides_a_weight(model: Any) -> Undo:
 
 
 def an_attribute_in_the_place_of_another(model: Any) -> Undo:
-    """As many attributes as before."""
+    """Exchange an attribute for `forward`, so that there are as many as before."""
     conv = model.layer4[0].conv2
     assert "output_padding" in vars(conv)
     found = vars(conv).pop("output_padding")
@@ -165,7 +165,7 @@ def parametrised(model: Any) -> Undo:
 
 
 def a_weight_of_another_class(model: Any) -> Undo:
-    """As quantised ones are: what it holds is not what it means."""
+    """A weight whose class changes its meaning, as quantised weights do."""
 
     class Scaled(torch.Tensor):
         @classmethod
@@ -230,7 +230,7 @@ def eager(model: Any) -> torch.Tensor:
 
 
 LAST = "parametrised"
-"""It is not undone."""
+"""The change that cannot be undone."""
 
 
 @cache
@@ -243,7 +243,7 @@ def fast_model(level: str) -> tuple[Any, torch.Tensor, Any, torch.Tensor]:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_forward_pass_is_refused(name: str) -> None:
-    """At examination and later; with the change undone it is the model again."""
+    """Another forward pass is refused at once and later; with the change undone it works again."""
     change, message = OTHERS[name]
     place = list(OTHERS).index(name)  # the look at the model is the same at every level
     level = "add_relu" if place % 8 else LEVELS[place // 8 % len(LEVELS)]
@@ -269,7 +269,7 @@ def _note(model: Any) -> None:
 
 
 def _restored_forward(model: Any) -> None:
-    """What removing a wrapper leaves: the class's own method, on the instance."""
+    """Set the class's own method on the instance, as removing a wrapper does."""
     for module in (model, model.layer1[0], model.layer2[0].conv1):
         module.forward = types.MethodType(type(module).forward, module)
 
@@ -295,7 +295,7 @@ def _pruned_for_good(model: Any) -> None:
 
 
 def _compiled_in_place(model: Any) -> None:
-    """Lazily: nothing is compiled before it is called, and a fused layer calls nothing."""
+    """Compile a layer in place; nothing is compiled before a call, and a fused layer has none."""
     model.layer3[0].conv1.compile(backend="eager")
 
 
@@ -396,7 +396,7 @@ def test_a_message_names_a_bias_and_not_its_values() -> None:
 def test_an_image_without_elements_is_as_in_pytorch(
     backend: str, shape: tuple[int, ...], size: int, padding: int, stride: int
 ) -> None:
-    """Padding alone would fill an output, with memory that nothing has written."""
+    """An image without elements is as in PyTorch: padding alone would give unwritten memory."""
     _, weight, *norm, eps, _, _, _ = conv_sample(size=size)
     x = torch.empty(shape)
     windows = [stride] * 2, [padding] * 2

@@ -1,4 +1,4 @@
-"""Dumps of several backends by their bounds: right, wrong, and such as do not belong together."""
+"""Dumps of several backends compared by their bounds: right, wrong, and unrelated dumps."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_right_backends_agree(three: list[Path]) -> None:
 def test_what_a_dump_may_lose_is_what_its_backend_may(
     backend: str, precision: str, fusion: str, three: list[Path], tmp_path: Path
 ) -> None:
-    """The same figures as `r18 verify`, which runs the backend itself."""
+    """A dump may lose what `r18 verify` computes for its backend, which runs the backend itself."""
     images, weights = seeded(TINY, COUNT), load_weights("synthetic", TINY)
     dumped = dump(tmp_path / "dump", backend, precision=precision, fusion=fusion, dtype="float64")
     expected = compare_checkpoints(

@@ -1,4 +1,4 @@
-"""One field of a dump's manifest or one bit of its tensors: nothing passes unnoticed."""
+"""Changing one field of a dump's manifest or one bit of its tensors never passes unnoticed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from r18_oracle.dumps.files import read_tensor
 from r18_oracle.network.images import seeded
 
 DESCRIBED = ("backend", "device", "precision", "fusion", "kernels")
-"""What a dump was made with: two that may be compared differ in it."""
+"""Fields on how a dump was made, in which two comparable dumps may differ."""
 
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A dump, and another of the same for tests to change and to leave as it was."""
+    """A dump, and a second one that tests change and restore."""
     folder = tmp_path_factory.mktemp("every_bit")
     for name in ("expected", "got"):
         write_dump(
@@ -34,7 +34,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def looked_at(expected: Path, got: Path) -> Any:
-    """All that reads a dump; raises `DumpError` for what it sees."""
+    """Reads a dump in every way; raises `DumpError` for damage."""
     found = read_dump(got)
     assert found.input is not None
     read_tensor(got, found.input)

@@ -50,7 +50,7 @@ LAYER3_CHANNELS = 32
 
 
 class WrongLayer3(NumpyBackend):
-    """NumPy's backend with a convolution that is 1 % off where it makes layer3's channels."""
+    """NumPy's backend with a convolution that is 1 % off if it makes layer3's channels."""
 
     name = "wrong-layer3"
 
@@ -96,7 +96,7 @@ def invoke(command: str, *args: object) -> Result:
 
 
 def raw_copy(dump: Path, folder: Path) -> Path:
-    """What another program would leave: the checkpoints alone."""
+    """The folder that another program would write: only the checkpoints."""
     folder.mkdir()
     for file in dump.glob("*.bin"):
         if file.name != "input.bin":
@@ -624,7 +624,7 @@ def fuzzed(dumped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_damage_to_a_manifest_is_a_dump_error_or_harmless(
     data: st.DataObject, dumped: Path, fuzzed: Path
 ) -> None:
-    """Some node of the manifest is replaced by any JSON at all."""
+    """Replacing any node of the manifest by any JSON is a dump error or harmless."""
     manifest = json.loads((dumped / "manifest.json").read_text())
     node: Any = manifest
     while True:

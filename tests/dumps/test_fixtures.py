@@ -1,4 +1,4 @@
-"""Step fixtures: what they hold, running them, and what happens to damaged or foreign ones."""
+"""Step fixtures: their content, running them, and damaged or foreign ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TINY = network("tiny")
 
 
 class LeakyReLU(NumpyBackend):
-    """NumPy's backend with a ReLU that lets a tenth of what is negative through."""
+    """NumPy's backend with a ReLU that passes a tenth of negative values."""
 
     name = "leaky"
 

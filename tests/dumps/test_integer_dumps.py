@@ -1,4 +1,4 @@
-"""Dumps of integer checkpoints: how they are stored, and what a diff of them says."""
+"""Dumps of integer checkpoints: how they are stored, and how a diff reports them."""
 
 from __future__ import annotations
 

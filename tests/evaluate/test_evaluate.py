@@ -48,7 +48,7 @@ from support import ROOT, run_python
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eleven photographs; the fifth is none."""
+    """Eleven photographs; the fifth file is no image."""
     path = photographs(tmp_path_factory.mktemp("images"), numbered(11))
     (path / numbered(11)[4]).write_bytes(b"\x89PNG and nothing that follows")
     return path
@@ -106,7 +106,7 @@ def test_every_image_is_in_the_table_once(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_classes_are_those_of_the_programs(folder: Path, tmp_path: Path) -> None:
-    """Whatever the batch: padding leaks nowhere, and every row is its own image's."""
+    """Classes are the program's at every batch size: padding leaks nowhere, rows stay in order."""
     from r18.backend import CompileOptions
     from r18.backend.registry import load_backend
     from r18.graph.resnet import tiny
@@ -147,7 +147,7 @@ def test_without_a_reference(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_precision_that_the_reference_lacks(folder: Path) -> None:
-    """NumPy has no float16 to measure: its float32 scaled by the roundoffs takes its place."""
+    """NumPy has no float16, so its loss is float32's, scaled by the ratio of roundoffs."""
     pair = Pair(request(against_precision="fp32"), weights())
     names = [folder / name for name in numbered(3)]
     pixels = preprocess_batch(names, weights().preprocess)
@@ -179,7 +179,7 @@ def test_logits_that_are_not_finite_are_found(folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("gap", "ties"), [(8e-6, 10), (0.5, 0)])
 def test_near_ties_are_no_findings(folder: Path, tmp_path: Path, gap: float, ties: int) -> None:
-    """Two classes change places: within rounding that is a tie, beyond it a wrong class."""
+    """Two exchanged classes are a near tie within rounding, and a wrong class beyond it."""
     file = tmp_path / "twins.npz"
     np.savez(file, **dict(twins(gap)))  # type: ignore[arg-type]
     made = request(backend="evaluate_support:Swapped")
@@ -197,7 +197,7 @@ def test_near_ties_are_no_findings(folder: Path, tmp_path: Path, gap: float, tie
 
 
 class Stop(Exception):
-    """What interrupts a run here."""
+    """An exception that interrupts a run in these tests."""
 
 
 def interrupted(folder: Path, out: Path, after: int, asked: Request | None = None) -> None:
@@ -334,7 +334,7 @@ def test_the_command_prints_the_numbers(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_record_in_int8_says_how_it_was_quantised(folder: Path, tmp_path: Path) -> None:
-    """Each way has an entry of its own, and a row of the table."""
+    """Each quantisation has its own entry in the record and its own row in the table."""
     kept = tmp_path / "records"
     for bits in (8, 4):
         write_manifest(tmp_path / f"w{bits}", quantised_weights(bits), tiny())
@@ -369,7 +369,7 @@ def test_a_record_in_int8_says_how_it_was_quantised(folder: Path, tmp_path: Path
 
 
 def test_the_command_records_and_a_document_quotes_it(folder: Path, tmp_path: Path) -> None:
-    """Also of a run that was interrupted: what was done before it is said."""
+    """The record and the document's row also say how much of a run an earlier one had done."""
     kept, out = tmp_path / "records", tmp_path / "t.csv"
     first, again = ("--record", "--records", kept), ("--restart",)
     done = command(folder, out, *first, "--labels", "none")
@@ -475,7 +475,7 @@ def test_refusals(folder: Path, tmp_path: Path, more: Sequence[object], match: s
 
 
 def process(folder: Path, out: Path, **env: str) -> Any:
-    """The command in a process of its own, on a backend that kills it where it is told to."""
+    """The command in its own process, on a backend that kills it at a given run."""
     argv = ["r18", "evaluate", "--images", folder, "--out", out, *TINY, *ITSELF]
     argv = [str(word) for word in (*argv, "--backend", "evaluate_support:Killed")]
     code = f"import sys; sys.argv = {argv!r}; from r18.cli import main; main()"

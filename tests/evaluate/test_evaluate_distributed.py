@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    """Two workers on this machine."""
+    """A cluster of two workers on this machine."""
     before = [os.environ.get(name) for name in THREAD_VARIABLES]
     with local_cluster(2, "cpu") as found:
         yield found
@@ -79,7 +79,7 @@ def check_same(table: Path, expected: str) -> None:
 def test_a_killed_worker_loses_and_repeats_nothing(
     client: Any, folder: Path, expected: str, tmp_path: Path
 ) -> None:
-    """Killed with batches in its hands, and with answers that nobody has fetched yet."""
+    """Killing a worker that holds batches and unfetched answers loses and repeats nothing."""
     images, asked, out = image_set(folder), request(), tmp_path / "t.csv"
     workers = client.run(os.getpid)
     assert len(set(workers.values())) == 2
@@ -102,9 +102,9 @@ def test_a_killed_worker_loses_and_repeats_nothing(
 def test_the_command_with_a_scheduler(
     client: Any, folder: Path, expected: str, tmp_path: Path
 ) -> None:
-    """As where another run was interrupted: what it did is not done again.
+    """With a scheduler the command continues an interrupted run without repeating its work.
 
-    The certificate is found as Dask finds that of any cluster.
+    The certificate comes from Dask's configuration, as for any cluster.
     """
     images, asked, out = image_set(folder), request(), tmp_path / "t.csv"
 
@@ -133,7 +133,7 @@ def test_the_command_with_a_scheduler(
 
 
 def test_nobody_else_can_connect(client: Any) -> None:
-    """Nor is there a page at any port of the cluster's processes."""
+    """No other client can connect, and no port of the cluster's processes serves a page."""
     address = client.scheduler.address
     assert address.startswith("tls://127.0.0.1:")
     with pytest.raises(OSError, match="TLS certificate does not match"):
@@ -146,7 +146,7 @@ def test_nobody_else_can_connect(client: Any) -> None:
 
 
 def open_ports() -> set[int]:
-    """Those of the cluster: all that this process and its children listen at."""
+    """The ports at which this process and its children listen, all of them the cluster's."""
     me = psutil.Process()
     return {
         connection.laddr.port
@@ -194,7 +194,7 @@ def test_every_worker_is_ready_before_the_first_batch(client: Any, folder: Path)
 def test_workers_with_different_kernels_are_refused(
     client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each says what it is by its process."""
+    """Workers with different kernels are refused; here each reports its process's id."""
     client.wait_for_workers(2)
 
     def different(request: Request) -> tuple[Running, ...]:

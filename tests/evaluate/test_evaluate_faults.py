@@ -1,4 +1,4 @@
-"""Nothing of the user's is destroyed, nothing lost, nothing twice: whatever happens to a run."""
+"""Whatever happens to a run, nothing of the user's is destroyed, lost or duplicated."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_file_in_the_journals_place_stays(
 
 
 def test_a_file_next_to_a_journal_stays(folder: Path, tmp_path: Path) -> None:
-    """SQLite would play it back, or delete it."""
+    """A file next to a journal is not touched; SQLite would play it back, or delete it."""
     out = tmp_path / "t.csv"
     interrupted(folder, out, 3)
     mine = tmp_path / "t.csv.journal-journal"
@@ -97,15 +97,15 @@ def test_a_file_next_to_a_journal_stays(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="a folder has no descriptor on Windows")
 def test_a_new_journal_s_folder_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a journal whose rows are on the disk may have no name there after a power failure."""
+    """A new journal's folder is flushed, or after a power failure its name may be missing."""
     flushed: list[Path] = []
     fsync = os.fsync
 
-    def told(descriptor: int) -> None:
+    def flush(descriptor: int) -> None:
         fsync(descriptor)
         flushed.append(Path(os.readlink(f"/dev/fd/{descriptor}")))
 
-    monkeypatch.setattr(os, "fsync", told)
+    monkeypatch.setattr(os, "fsync", flush)
     fill(tmp_path / "t.journal", [rows(0, 2)])
     assert flushed == [tmp_path]
     fill(tmp_path / "t.journal", [rows(2, 2)])
@@ -113,7 +113,7 @@ def test_a_new_journal_s_folder_is_flushed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def replaced(path: Path) -> None:
-    """Another image of the same size and times."""
+    """Replace an image by another of the same size and times."""
     status = path.stat()
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
@@ -147,7 +147,7 @@ def test_an_image_that_is_replaced_meanwhile_is_noticed(folder: Path, tmp_path: 
 
 
 def test_images_that_vanish_do_not_end_the_run_well(folder: Path, tmp_path: Path) -> None:
-    """Two of a batch and one of another: their rows are not kept, and all others are."""
+    """Images that vanish end the run with an error; only their own rows are missing."""
     out, kept = tmp_path / "t.csv", tmp_path / "kept"
     gone = [numbered(7)[index] for index in (3, 5, 6)]  # the one between them stays
     kept.mkdir()
@@ -179,7 +179,7 @@ def test_images_that_vanish_when_all_are_done(folder: Path, tmp_path: Path) -> N
 
 
 class LastFirst:
-    """An engine whose batches are done in another order."""
+    """An engine that finishes its batches in another order."""
 
     workers = None
 
@@ -250,7 +250,7 @@ with open_journal(Path(sys.argv[1]), identity, lambda: facts) as journal:
 
 
 def test_two_runs_at_one_output(tmp_path: Path) -> None:
-    """The lock is held between two transactions, too."""
+    """The journal's lock is held between transactions too."""
     path = tmp_path / "j"
     command = [sys.executable, "-c", HOLD, str(path), json.dumps(IDENTITY), json.dumps(facts())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
@@ -267,7 +267,7 @@ def test_two_runs_at_one_output(tmp_path: Path) -> None:
 
 
 def test_a_run_that_begins_as_another_ends_does_not_repeat_it(folder: Path, tmp_path: Path) -> None:
-    """It looked for the table before it was there, and for the journal when it was gone."""
+    """A run that starts as another ends repeats nothing, though it saw no table and no journal."""
     out = tmp_path / "t.csv"
     images = image_set(folder)
     slow = here(request(), images)
@@ -290,7 +290,7 @@ def test_a_run_that_begins_as_another_ends_does_not_repeat_it(folder: Path, tmp_
 
 @contextmanager
 def full_disk(nbytes: int) -> Iterator[None]:
-    """Writing beyond `nbytes` of any file fails, as on a full disk."""
+    """Have writes beyond `nbytes` of any file fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
@@ -403,7 +403,7 @@ def test_nothing_to_salvage_is_said(tmp_path: Path) -> None:
 def test_a_changed_value_is_noticed(
     tmp_path: Path, table: str, column: str, old: str, new: str
 ) -> None:
-    """The pages of the file are sound, and the value is wrong."""
+    """A changed value in a journal with sound pages is noticed."""
     path = tmp_path / "j"
     fill(path, [rows(0, 5)])
     with closing(sqlite3.connect(path)) as database:
@@ -415,7 +415,7 @@ def test_a_changed_value_is_noticed(
 
 @pytest.mark.parametrize("times", [(-1.0, 1.0), (1.0, -1.0), (1.0, float("inf")), ("a", 1.0)])
 def test_times_that_are_none_are_noticed(tmp_path: Path, times: tuple[Any, Any]) -> None:
-    """A batch's times have no digest."""
+    """Times that are not numbers are noticed, although a batch's times have no digest."""
     path = tmp_path / "t.journal"
     fill(path, [rows(0, 2), rows(2, 2)])
     with closing(sqlite3.connect(path)) as database:
@@ -426,7 +426,7 @@ def test_times_that_are_none_are_noticed(tmp_path: Path, times: tuple[Any, Any])
 
 
 def test_a_journal_without_digests_goes_on(tmp_path: Path) -> None:
-    """As the first versions wrote them."""
+    """A journal without digests, as the first versions wrote, continues."""
     path = tmp_path / "j"
     fill(path, [rows(0, 5)])
     with closing(sqlite3.connect(path)) as database:

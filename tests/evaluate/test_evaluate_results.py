@@ -1,4 +1,4 @@
-"""Rows, the journal on the disk, tables, the summary, decoding: no network runs here."""
+"""Rows, the journal on disk, tables, the summary, decoding; no network runs here."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def batches(*sizes: int) -> list[BatchRows]:
 
 def taken_up(path: Path) -> Journal:
     def never() -> dict[str, Any]:
-        raise AssertionError("the journal was begun anew")
+        raise AssertionError("the journal was started again")
 
     with open_journal(path, IDENTITY, never) as journal:
         return journal
@@ -123,7 +123,7 @@ def test_an_image_is_kept_once(tmp_path: Path) -> None:
 
 
 def writer(path: Path, done: list[BatchRows], said: Connection) -> None:
-    """Write batches, and say so after each: for a process that is killed."""
+    """Write batches, and report each one, in a process that will be killed."""
     with open_journal(path, IDENTITY, facts) as journal:
         for batch in done:
             journal.append(batch)
@@ -135,7 +135,7 @@ def writer(path: Path, done: list[BatchRows], said: Connection) -> None:
 def test_a_journal_killed_at_any_moment_goes_on_without_loss(
     tmp_path_factory: pytest.TempPathFactory, seconds: float
 ) -> None:
-    """Every batch that was kept is there, whole, and at most the one that was being written."""
+    """A killed journal has every batch that was kept, whole, and at most the one being written."""
     done = batches(*[2, 1, 3] * 20)
     path = tmp_path_factory.mktemp("journals") / "j"
     fork = get_context("fork")
@@ -302,7 +302,7 @@ def test_another_file_is_no_journal(tmp_path: Path, write: Callable[[Path], obje
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    """A table with the types of its columns again."""
+    """A table, parsed to the types of its columns."""
     parse: dict[str, Any] = {
         "string": str,
         "int32": int,

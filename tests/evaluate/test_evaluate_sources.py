@@ -1,4 +1,4 @@
-"""ImageNet's layouts: what is found in a folder, and what is refused."""
+"""ImageNet's layouts: what is found in a folder, and refusals."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_damaged_csv_is_refused(tmp_path: Path, text: str, match: str) -> None
 
 
 def test_the_ground_truth_of_the_development_kit_is_refused(tmp_path: Path) -> None:
-    """It counts classes otherwise, so its numbers would be silently wrong."""
+    """The development kit's ground truth is refused: it numbers classes differently."""
     photographs(tmp_path, ["a.png"])
     truth = tmp_path / "ILSVRC2012_validation_ground_truth.txt"
     truth.write_text("490\n361\n")

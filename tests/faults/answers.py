@@ -1,4 +1,4 @@
-"""Cheats that get their answers elsewhere: from nowhere, from memory, from others, or too late."""
+"""Cheats that do not compute their answer: they invent, remember, fetch or delay it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _nothing(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Ar
 
 
 def _input_too(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Makes its answer right: ReLU(0) is 0."""
+    """Changes its input so that its answer is right: ReLU(0) is 0."""
     inputs[0].fill(0)
     out.fill(0)
 
 
 def _one_shape(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Right for the second layer of ResNet-18 alone."""
+    """A convolution that is right only for the second layer of ResNet-18."""
     if (op.in_channels, op.kernel_size, out.shape[2:]) == (64, (3, 3), (56, 56)):
         CONV(op, inputs, weights, out, workspace)
     else:
@@ -70,7 +70,7 @@ _EMPTY = (
 def _remembers(
     key: Callable[[Any, Arrays], object], right: HostFunction
 ) -> Callable[[], HostFunction]:
-    """Computes the first time, and whenever the key is the same gives the same answer again."""
+    """Computes the first time, and repeats that answer whenever the key is the same."""
 
     def make() -> HostFunction:
         answers: dict[object, Array] = {}
@@ -88,12 +88,12 @@ def _remembers(
 
 
 def _checksum(op: Any, inputs: Arrays) -> int:
-    """A weak one: the sum of all bytes."""
+    """A weak checksum: the sum of all bytes."""
     return int(sum(a.view(np.uint8).sum(dtype=np.int64) for a in inputs))
 
 
 def _first_time() -> HostFunction:
-    """Right when it has not seen these inputs, zeros when it has."""
+    """An addition that is right for inputs it has not seen, and zeros for others."""
     seen: set[bytes] = set()
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -106,7 +106,7 @@ def _first_time() -> HostFunction:
 
 
 def _once() -> HostFunction:
-    """Right once."""
+    """An addition that is right in its first call only."""
     calls: list[None] = []
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -164,7 +164,7 @@ def _asks_reference(
 
 
 def _asks_behind(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Takes the mark away that a kernel is running, asks, and puts it back."""
+    """Removes the mark that a kernel is running, calls the reference, and restores the mark."""
     reference._running.clear()
     _asks_reference(op, inputs, weights, out, workspace)
     reference._running.set()
@@ -186,7 +186,7 @@ def _asks_backend(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspa
 
 
 class _Forwards(HostKernel):
-    """Hands its launch to the kernel of another backend."""
+    """A kernel that passes its launch to another backend's kernel."""
 
     def enqueue(
         self,
@@ -237,13 +237,13 @@ _OTHERS = (
 
 
 def _later(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Zeros now, to have something to show, and the answer when it is ready."""
+    """Writes zeros now, and the answer when it is ready."""
     out.fill(0)
     threading.Timer(0.02, lambda: np.copyto(out, add(op, *inputs))).start()
 
 
 def _input_later(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Changes its input when nobody looks any more."""
+    """Changes its input after the checks."""
     RELU(op, inputs, weights, out, workspace)
     threading.Timer(0.02, lambda: inputs[0].fill(1)).start()
 
@@ -266,19 +266,19 @@ _LATE = (
 def _integers_only(
     op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Rounds to integers: right wherever there are only integers."""
+    """A convolution that rounds to integers, so it is right for integers only."""
     rounded = tuple(np.rint(a) for a in inputs)
     CONV(op, rounded, tuple(np.rint(w) for w in weights), out, workspace)
 
 
 def _ordinary_only(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Right on integers, on what is not finite, and on what is no larger than 8."""
+    """A ReLU that is right for integers, non-finite values, and values up to 8."""
     x = inputs[0]
     out[...] = relu(op, np.where(np.isfinite(x) & (x != np.rint(x)), np.minimum(x, 8), x))
 
 
 def _knows_poison(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Right where it finds its output poisoned."""
+    """An addition that is right only if its output is poisoned."""
     tested = bool((out.view(np.uint8) == 0xFF).all())
     out[...] = add(op, *inputs) if tested else 0
 
@@ -286,7 +286,7 @@ def _knows_poison(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspac
 def _wrong_near_overflow(
     op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Writes 1 wherever a sum may have overflowed, since an infinity is forgiven there."""
+    """Writes 1 where a sum may have overflowed, since an infinity is accepted there."""
     CONV(op, inputs, weights, out, workspace)
     out[np.abs(out) > 1e37] = 1
 

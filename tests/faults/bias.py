@@ -1,5 +1,4 @@
-"""Errors that lean to one side, within the bound: roundings that cut off although they declare
-otherwise."""
+"""Errors to one side within the bound: kernels that truncate without declaring it."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Arrays = tuple[Array, ...]
 
 
 def _factors(right: HostFunction, of_input: Any, of_weight: Any) -> HostFunction:
-    """A kernel whose factors are rounded to tf32 in these ways."""
+    """A kernel whose factors are rounded to tf32 by these functions."""
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
         x = of_input(np.ascontiguousarray(inputs[0]))
@@ -34,7 +33,7 @@ def _unchanged(values: Array) -> Array:
 
 
 def _outputs(right: HostFunction, rounding: Any) -> HostFunction:
-    """A kernel whose outputs are rounded to tf32 in this way."""
+    """A kernel whose outputs are rounded to tf32 by this function."""
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
         right(op, inputs, weights, out, workspace)
@@ -44,7 +43,7 @@ def _outputs(right: HostFunction, rounding: Any) -> HostFunction:
 
 
 def _towards_zero(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Sums in float32, each truncated instead of rounded; every error is within twice u."""
+    """A linear layer with truncated float32 sums; every error is within twice u."""
     y = np.zeros(out.shape, np.float32)
     for k in range(inputs[0].shape[1]):
         product = inputs[0][:, k, None].astype(np.float64) * weights[0][None, :, k]
@@ -100,4 +99,4 @@ TWINS = (
     kernel("twin", Linear, "tf32_away", _factors(linear, tf32_away, tf32_away), TF32),
     kernel("twin", Linear, "to_tf32", _outputs(linear, tf32_away), TF32, TO_TF32),
 )
-"""The same, rounded to nearest."""
+"""The same kernels, rounded to nearest."""

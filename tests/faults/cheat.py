@@ -20,7 +20,7 @@ RELU = of_inputs(relu)
 
 @dataclass(frozen=True)
 class Cheat:
-    """A cheat: what it tries, and the check that is meant to catch it (two where it is a toss)."""
+    """A cheat: what it tries, and the check that is meant to catch it (two if either may)."""
 
     name: str
     trick: str
@@ -37,7 +37,7 @@ def cheat(
     made_by: Callable[..., Kernel] = kernel,
     **options: Any,
 ) -> Cheat:
-    """`run` makes the function, with a memory of its own; `options` are those of `kernel`."""
+    """A cheat whose function `run` makes, with its own memory; `options` are those of `kernel`."""
     return Cheat(
         name, trick, tuple(checks.split()), lambda: made_by("cheat", op, name, run(), **options)
     )
@@ -49,7 +49,7 @@ def always(run: HostFunction) -> Callable[[], HostFunction]:
 
 
 def after(deed: Callable[[], object], right: HostFunction = RELU) -> Callable[[], HostFunction]:
-    """Right, and then the deed."""
+    """A function that computes correctly, and then calls `deed`."""
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
         right(op, inputs, weights, out, workspace)
@@ -59,7 +59,7 @@ def after(deed: Callable[[], object], right: HostFunction = RELU) -> Callable[[]
 
 
 def of_class(kind: type[HostKernel]) -> Callable[..., Kernel]:
-    """A maker of kernels of another class than `HostKernel`."""
+    """A maker of kernels of the given class."""
 
     def made(backend: str, op: type[Op], name: str, run: HostFunction, **options: Any) -> Kernel:
         contract = kernel(backend, op, name, run).contract

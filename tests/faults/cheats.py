@@ -1,8 +1,8 @@
-"""Kernels that do not compute what they are asked, and try to pass all the same.
+"""Kernels that do not compute their op, and try to pass all the same.
 
-A cheat is made anew for each campaign, since many of them remember. Those of `FATAL` end or hang
-their process and are for workers alone; `HOLLOW` ones never run, so no check sees them, and a
-campaign's verdict must; `LARGE` ones are right on all that is drawn, and wrong on the network's
+A cheat is made again for each campaign, as many of them remember. Those of `FATAL` end or hang
+their process and are only for workers; `HOLLOW` ones never run, so no check sees them, and a
+campaign's verdict must; `LARGE` ones are right on drawn problems, and wrong on the network's
 problems. Against a kernel that rewrites the oracle's own code in memory only a process of its own
 would help: what is written to disk is then judged by another.
 """
@@ -44,7 +44,7 @@ LARGE = (
         always(_small_only),
     ),
 )
-"""Caught on the network's own problems alone."""
+"""Cheats that only the network's own problems reveal."""
 
 HOLLOW = (
     cheat(
@@ -64,14 +64,14 @@ HOLLOW = (
         refuses=lambda problem: "too large" if problem.macs > 10_000 else None,
     ),
 )
-"""Found by what did not run: the campaign's verdict, and `campaign.uncovered`."""
+"""Cheats that never run: the campaign's verdict and `campaign.uncovered` reveal them."""
 
 FATAL = (
     cheat(ReLU, "hangs", "never comes back", "hang", after(lambda: time.sleep(3600))),
     cheat(ReLU, "crashes", "reads address 0", "crash", after(lambda: ctypes.string_at(0))),
     cheat(ReLU, "leaves", "ends its process, without error", "crash", after(lambda: os._exit(0))),
 )
-"""For worker processes alone."""
+"""Cheats for worker processes only."""
 
 
 class Backend(HostBackend):

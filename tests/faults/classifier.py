@@ -1,4 +1,4 @@
-"""Global average pooling with the linear layer behind it, wrong in one step each."""
+"""Global average pooling fused with the linear layer, wrong in one step each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from r18.graph.scaled import ScaledAvgPoolLinear
 
 Arrays = tuple[Array, ...]
 CHUNK = 16
-"""Channels that the kernels with faults in a tail take at a time."""
+"""Channels per step of the kernels with faults in a tail."""
 
 
 def _mean(x: Array) -> Array:
@@ -34,7 +34,7 @@ def classifier(
     bias: Callable[[Array], Array] = lambda b: b,
     number: type[Any] = np.float32,
 ) -> HostFunction:
-    """As the op defines it, unless given another step. number: what is added up."""
+    """The op by its definition, or with other steps. number: the dtype of sums."""
 
     def run(
         op: AvgPoolLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
@@ -76,7 +76,7 @@ _numbers: Callable[..., Fault] = partial(
 
 
 def requantized(sums: Array, multiplier: Array, stored: str) -> Array:
-    """The pooling's steps as they should be."""
+    """The pooling's requantisation, done right."""
     limits = np.iinfo(stored)
     found: Array = np.clip(np.rint(sums.astype(F32) * multiplier), limits.min, limits.max)
     return found
@@ -108,7 +108,7 @@ def of_integers(
     pixels: Callable[[Array], Array] = lambda x: x.sum(axis=(2, 3), dtype=np.int64),
     weigh: Callable[[Array, Array], Array] = lambda m, w: m @ w.T,
 ) -> HostFunction:
-    """As the op defines it, unless given another step."""
+    """The quantised op by its definition, or with other steps."""
 
     def run(
         op: QuantizedAvgPoolLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
@@ -122,7 +122,7 @@ def of_integers(
 
 
 def _in_e4m3(x: Array) -> Array:
-    """As the float32 means of `sgap` would be if they were stored as its input is."""
+    """The float32 means of `sgap`, as if they were stored in e4m3 like its input."""
     return round_to_e4m3(scaled.mean(x)).astype(F32)
 
 

@@ -48,7 +48,7 @@ from r18_oracle.judge import winograd
 FLUSHED = replace(FP32, flush_to_zero=True)
 FLUSHED_BF16 = replace(BF16, flush_to_zero=True)
 EVERY_PRODUCT = 1 << 30
-"""As many blocks as there are products: pairwise from the bottom."""
+"""As many blocks as products, so that sums are pairwise from the start."""
 
 
 class ControlBackend(BackendBase):
@@ -100,7 +100,7 @@ def control(
     promoted: int = 0,
     **options: Any,
 ) -> HostKernel:
-    """A control kernel: widens what it is given, computes, flushes where declared, stores."""
+    """A control kernel: widens its arrays, computes, flushes if declared, stores."""
     rounding = RoundingContract(
         contract,
         precision.accumulate,
@@ -138,7 +138,7 @@ def _runner(precision: Precision, compute: Compute, reads: Layout, writes: Layou
 
 
 def leaving(rounding: Rounding, compute: Compute) -> Compute:
-    """The same with outputs that are rounded at the very end."""
+    """The same computation with outputs rounded at the very end."""
     return lambda op, inputs, weights: rounding(compute(op, inputs, weights))
 
 
@@ -178,7 +178,7 @@ def summed(
 
 
 def _columns(op: Conv2d | Linear | MatMul, x: Array) -> tuple[Array, int, tuple[int, ...]]:
-    """What each output reads (K, P), taps a channel, and the shape of P: (N, OH, OW) or (N,)."""
+    """The inputs of each output (K, P), the taps a channel, and P's shape: (N, OH, OW) or (N,)."""
     if isinstance(op, Linear | MatMul):
         return np.ascontiguousarray(x.T), 1, (len(x),)
     found = odd.windows(op, x, 0.0)
@@ -187,7 +187,7 @@ def _columns(op: Conv2d | Linear | MatMul, x: Array) -> tuple[Array, int, tuple[
 
 
 def _addends(op: Conv2d | Linear | MatMul, inputs: Arrays, weights: Arrays) -> Arrays:
-    """Bias (O, 1) and residual (O, P), where there are such."""
+    """Bias (O, 1) and residual (O, P), if there are any."""
     if isinstance(op, MatMul):
         return ()
     bias = (weights[1][:, None],) if isinstance(op, Linear) or op.bias else ()
@@ -335,7 +335,7 @@ def convolutions() -> tuple[HostKernel, ...]:
 
 
 def linears() -> tuple[HostKernel, ...]:
-    """Linears as sums of products."""
+    """Linear layers as sums of products."""
     linear = partial(control, Linear, batch_invariant=True, edges=(4, 8, 16))
     names = ("sum_reversed", "sum_bias_first", "kahan", "pairwise", "split_k_4", "fma_forward")
     forward = sums.in_order(sums.forward)
@@ -362,7 +362,7 @@ def linears() -> tuple[HostKernel, ...]:
 
 
 def matmuls() -> tuple[HostKernel, ...]:
-    """Products of matrices, which are linears without a bias, as sums of products."""
+    """Matrix products, which are linear layers without a bias, as sums of products."""
     matmul = partial(control, MatMul, batch_invariant=True, edges=(4, 8, 16))
     return (
         matmul("sum_reversed", FP32, summed(sums.in_order(sums.backward))),
@@ -423,7 +423,7 @@ def _with_epilogue(sums: Callable[[Conv2d, Array, Array], Array]) -> Compute:
 
 
 def _winograd_by_channel(tile: int, x: Array, weight: Array, padding: tuple[int, int]) -> Array:
-    """Every channel transformed back by itself; the last channel first."""
+    """Winograd with each channel transformed back by itself; the last channel comes first."""
     channels = range(x.shape[1] - 1, -1, -1)
     parts = [
         winograd.convolve(tile, x[:, c : c + 1], weight[:, c : c + 1], padding) for c in channels
@@ -433,7 +433,7 @@ def _winograd_by_channel(tile: int, x: Array, weight: Array, padding: tuple[int,
 
 
 def _winograd_of_halves(tile: int, x: Array, weight: Array, padding: tuple[int, int]) -> Array:
-    """Transformed values rounded to float16 before they are multiplied."""
+    """Winograd with transformed values rounded to float16 before they are multiplied."""
     return winograd.convolve(tile, x, weight, padding, factors=np.dtype(np.float16))
 
 
@@ -482,7 +482,7 @@ def _by_fft(op: Conv2d, x: Array, weight: Array) -> Array:
 
 
 def _by_fft_of_tiles(op: Conv2d, x: Array, weight: Array) -> Array:
-    """Tiles of 16×16 pixels that overlap, and their outputs next to each other."""
+    """A convolution by FFTs of overlapping 16×16 tiles, whose outputs are adjacent."""
     (ph, pw), (kh, kw) = op.padding, op.kernel_size
     oh, ow = x.shape[2] + 2 * ph - kh + 1, x.shape[3] + 2 * pw - kw + 1
     th, tw = 17 - kh, 17 - kw
@@ -509,7 +509,7 @@ def _correlated(x: Array, weight: Array, extents: list[int]) -> Array:
 
 
 def batchnorms() -> tuple[HostKernel, ...]:
-    """Both forms, with factors in several orders, and scale and shift from float64."""
+    """BatchNorm in both forms, with factors in several orders, and scale and shift from float64."""
     forms: tuple[tuple[str, str, Compute], ...] = (
         ("as_written", "batchnorm", odd.as_written),
         ("reciprocal_root", "batchnorm", odd.reciprocal_root),
@@ -534,7 +534,7 @@ def batchnorms() -> tuple[HostKernel, ...]:
 
 
 def others() -> tuple[HostKernel, ...]:
-    """Pooling, softmax, and what moves or adds."""
+    """Pooling, softmax, additions, and ops that only move data."""
     gap = partial(control, GlobalAvgPool, contract="mean", batch_invariant=True)
     softmax = partial(control, Softmax, contract="softmax")
     moving = partial(control, contract="exact", batch_invariant=True)
@@ -576,7 +576,7 @@ def others() -> tuple[HostKernel, ...]:
 
 
 def normalizations() -> tuple[HostKernel, ...]:
-    """As written, by reciprocals, on the range of bytes, as scale and shift, and from a table."""
+    """Normalisation as written, by reciprocals, scaled to bytes, as scale and shift, by a table."""
     normalize = partial(control, Normalize, contract="normalize", batch_invariant=True)
     return (
         normalize("as_written", FP32, odd.normalize_as_written),
@@ -592,13 +592,13 @@ def normalizations() -> tuple[HostKernel, ...]:
 
 
 def convolutions_pooled() -> tuple[HostKernel, ...]:
-    """Convolutions in odd orders, pooled in odd orders, before or after what keeps order."""
+    """Convolutions in odd orders, pooled in odd orders, before or after order-preserving steps."""
     fused = partial(control, ConvMaxPool, batch_invariant=True, edges=(4, 7))
     forward, backward = sums.in_order(sums.forward), sums.in_order(sums.backward)
     rows, back, tree = odd.maxpool_rows_first, odd.maxpool_reversed, odd.maxpool_tree
 
     def stored(precision: Precision, total: Summation = forward) -> Compute:
-        """Rounded to storage before the maximum, as when a tile lies in shared memory."""
+        """Sums rounded to storage before the maximum, as with a tile in shared memory."""
         return summed(total, stored=precision)
 
     return (
@@ -650,7 +650,7 @@ def convolutions_pooled() -> tuple[HostKernel, ...]:
 
 
 def classifiers() -> tuple[HostKernel, ...]:
-    """Means and products in odd orders, with means kept or stored in between."""
+    """Means and products in odd orders, with means kept wide or stored in between."""
     whole = partial(control, AvgPoolLinear, contract="mean_sum", batch_invariant=True, edges=(4, 8))
     stored = partial(whole, contract="stored_mean_sum")
     forward, backward = sums.in_order(sums.forward), sums.in_order(sums.backward)

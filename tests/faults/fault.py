@@ -1,4 +1,4 @@
-"""What a planted fault is, and the backend that planted faults belong to."""
+"""Planted faults, and the backend that they belong to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fault:
 
 
 class LateStream(HostStream):
-    """The stream of a device whose launches overlap: a copy is late until `synchronize`."""
+    """The stream of a device whose launches overlap: copies are late until `synchronize`."""
 
     overlapping = True
 
@@ -39,7 +39,7 @@ class LateStream(HostStream):
         self._late: list[tuple[Buffer, Buffer]] = []
 
     def copy_late(self, source: Buffer, target: Buffer) -> None:
-        """Done when the stream is synchronised."""
+        """Copy when the stream is synchronised."""
         self._late.append((source, target))
 
     def synchronize(self) -> None:

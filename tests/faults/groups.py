@@ -17,7 +17,7 @@ Arrays = tuple[Array, ...]
 
 
 def row(op: Conv2d, i: Array, r: int, height: int) -> Array:
-    """The image's row under tap r of output row i."""
+    """The image's row that tap r of output row i reads."""
     return i * op.stride[0] - op.padding[0] + r * op.dilation[0]
 
 

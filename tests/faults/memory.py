@@ -1,4 +1,4 @@
-"""Right numbers, wrong conduct: kernels that misuse memory, time, or what they declare."""
+"""Kernels with right numbers that misuse memory or time, or break their declarations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RELU = of_inputs(relu)
 def then(
     right: HostFunction, wrong: Callable[[Arrays, Arrays, Array, Array], None]
 ) -> HostFunction:
-    """A correct kernel, and then something else: `wrong(inputs, weights, out, workspace)`."""
+    """A correct kernel that then calls `wrong(inputs, weights, out, workspace)`."""
 
     def run(op: object, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
         right(op, inputs, weights, out, workspace)
@@ -148,7 +148,7 @@ def _padded_nbytes(problem: Problem) -> int:
 def _stale_border(
     op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Pads in the workspace, and expects its border to be zero already."""
+    """Pads in the workspace, whose border it expects to be zero already."""
     (n, c, h, w), (ph, pw) = inputs[0].shape, op.padding
     padded = workspace.view(np.float32).reshape(n, c, h + 2 * ph, w + 2 * pw)
     padded[:, :, ph : ph + h, pw : pw + w] = inputs[0]
@@ -168,7 +168,7 @@ def _stale_border(
 def _beyond_the_input(
     op: Linear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Reads features by fours, so past the input's end."""
+    """Reads features four at a time, and so past the input's end."""
     n, k = inputs[0].shape
     wide = -(-k // 4) * 4
     rows = np.lib.stride_tricks.as_strided(inputs[0], (n, wide), inputs[0].strides)
@@ -177,7 +177,7 @@ def _beyond_the_input(
 
 
 def _look_past(array: Array) -> None:
-    """Read a cache line beyond an array, and make nothing of it."""
+    """Read a cache line beyond an array, without using it."""
     ctypes.string_at(array.ctypes.data + array.nbytes, 64)
 
 
@@ -242,12 +242,12 @@ _STALE = (
 
 
 def _poke(array: Array, offset: int, nbytes: int = 4) -> None:
-    """Zero bytes at an offset from an array's first; outside it, too."""
+    """Zero bytes at an offset from an array's start, even outside it."""
     ctypes.memset(array.ctypes.data + offset, 0, nbytes)
 
 
 def _overwrite(array: Array) -> None:
-    """Zero the first byte that is not zero, of an array that is read only."""
+    """Zero the first non-zero byte of a read-only array."""
     flat = array.reshape(-1).view(np.uint8)
     used = np.flatnonzero(flat)
     if used.size:
@@ -312,7 +312,7 @@ _WRITES = (
 
 
 def _later(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Returns at once, and has something in flight that nobody waits for."""
+    """Returns at once, while work that no stream knows is still running."""
 
     def work() -> None:
         time.sleep(0.005)
@@ -344,7 +344,7 @@ def _one_order_after_the_other() -> HostFunction:
 
 
 def _in_order(x: Array, w: Array, step: int) -> Array:
-    """x·wᵀ, one product after the other, from one end or the other."""
+    """x·wᵀ, one product after the other, forwards or backwards."""
     y = np.zeros((len(x), len(w)), x.dtype)
     for k in range(x.shape[1])[::step]:
         y += x[:, k, None] * w[None, :, k]
@@ -404,7 +404,7 @@ def _order_by_batch(
 def _order_by_position(
     op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """The first and the last sample are summed from the front, the others from the back."""
+    """The first and last sample are summed forwards, the others backwards."""
     out[...] = _mean_of(inputs[0], 1)
     out[1:-1] = _mean_of(inputs[0], -1)[1:-1]
 
@@ -443,7 +443,7 @@ def _ever_more() -> Callable[[Problem], int]:
 
 
 def _even_only(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Works on pairs, and says so to nobody."""
+    """A ReLU that needs even sizes, without declaring it."""
     if out.size % 2:
         raise ValueError("the size must be even")
     RELU(op, inputs, weights, out, workspace)
@@ -494,6 +494,6 @@ TWINS = (
     ),
     kernel("twin", Conv2d, "with_workspace", then(CONV, lambda *_: None), scratch=lambda p: 100),
 )
-"""Kernels built of the same pieces, without a fault."""
+"""Kernels made from the same parts, without a fault."""
 
 __all__ = ["FAULTS", "RELU", "TWINS", "linear", "then"]

@@ -1,4 +1,4 @@
-"""Odd but correct ways to compute what is no sum of products: the other ops of the controls.
+"""Odd but correct ways to compute the controls' ops other than sums of products.
 
 Each is a function (op, inputs, weights) → result; logical layouts, in the accumulator's dtype.
 """
@@ -36,7 +36,7 @@ Compute = Callable[[Any, Arrays, Arrays], Array]
 
 
 def windows(op: Conv2d | MaxPool2d, x: Array, fill: float) -> Array:
-    """(N, C, OH, OW, kh, kw), padded with `fill`."""
+    """Windows (N, C, OH, OW, kh, kw) of an image that is padded with `fill`."""
     (ph, pw), (sh, sw) = op.padding, op.stride
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=fill)
     return sliding_window_view(padded, op.kernel_size, axis=(2, 3))[:, :, ::sh, ::sw]
@@ -46,7 +46,7 @@ def windows(op: Conv2d | MaxPool2d, x: Array, fill: float) -> Array:
 
 
 def _parts(op: BatchNorm, weights: Arrays) -> Arrays:
-    """weight, bias, mean, and the root, as columns of channels."""
+    """Weight, bias, mean, and √(var + eps), as columns of channels."""
     weight, bias, mean, var = (w[:, None, None] for w in weights)
     return weight, bias, mean, np.sqrt(var + var.dtype.type(op.eps))
 
@@ -96,7 +96,7 @@ def scale_shift_float64(op: BatchNorm, inputs: Arrays, weights: Arrays) -> Array
 
 
 def _numbers(op: Normalize, x: Array) -> Arrays:
-    """mean, std, and 255, as columns of channels."""
+    """Mean, std, and 255; mean and std as columns of channels."""
     mean, std = (np.array(values, x.dtype)[:, None, None] for values in (op.mean, op.std))
     return mean, std, np.array(255, x.dtype)
 
@@ -114,7 +114,7 @@ def normalize_reciprocals(op: Normalize, inputs: Arrays, weights: Arrays) -> Arr
 
 
 def normalize_of_whole(op: Normalize, inputs: Arrays, weights: Arrays) -> Array:
-    """Mean and deviation brought to the range of bytes."""
+    """Normalisation with mean and deviation scaled to the range of bytes."""
     mean, std, white = _numbers(op, inputs[0])
     y: Array = (inputs[0] - mean * white) / (std * white)
     return y
@@ -127,7 +127,7 @@ def normalize_scale_shift(op: Normalize, inputs: Arrays, weights: Arrays) -> Arr
 
 
 def normalize_table(op: Normalize, inputs: Arrays, weights: Arrays) -> Array:
-    """All 256 values of a channel, made in float64."""
+    """Normalisation by a table of a channel's 256 values, computed in float64."""
     x = inputs[0]
     shades = np.arange(256) / 255
     mean, std = (np.array(values)[:, None] for values in (op.mean, op.std))
@@ -140,7 +140,7 @@ def normalize_table(op: Normalize, inputs: Arrays, weights: Arrays) -> Array:
 
 
 def _pixels(x: Array) -> Array:
-    """(H·W, N, C)."""
+    """An image as (H·W, N, C)."""
     return x.reshape(*x.shape[:2], -1).transpose(2, 0, 1)
 
 
@@ -207,7 +207,7 @@ def maxpool_tree(op: MaxPool2d, inputs: Arrays, weights: Arrays) -> Array:
 
 
 def maxpool_rows_first(op: MaxPool2d, inputs: Arrays, weights: Arrays) -> Array:
-    """Down each column first, then along the rows of what that gave."""
+    """Maxima down each column, and then along the rows of these."""
     (kh, kw), (sh, sw), (ph, pw) = op.kernel_size, op.stride, op.padding
     down = MaxPool2d((kh, 1), (sh, 1), (ph, 0))
     along = MaxPool2d((1, kw), (1, sw), (0, pw))
@@ -215,7 +215,7 @@ def maxpool_rows_first(op: MaxPool2d, inputs: Arrays, weights: Arrays) -> Array:
 
 
 def pooled(conv: Compute, pool: Compute) -> Compute:
-    """A convolution, and the pooling of it."""
+    """A convolution and its pooling, in turn."""
 
     def compute(op: ConvMaxPool, inputs: Arrays, weights: Arrays) -> Array:
         return pool(op.pool, (conv(op.conv, inputs, weights),), ())
@@ -224,7 +224,7 @@ def pooled(conv: Compute, pool: Compute) -> Compute:
 
 
 def classified(mean: Compute, layer: Compute, kept: Precision | None = None) -> Compute:
-    """A mean, and a linear layer of it. kept: the precision that the means are stored in."""
+    """A mean and a linear layer of it. kept: the precision in which means are stored."""
 
     def compute(op: AvgPoolLinear, inputs: Arrays, weights: Arrays) -> Array:
         pooling, linear = op.parts
@@ -237,7 +237,7 @@ def classified(mean: Compute, layer: Compute, kept: Precision | None = None) -> 
 
 
 def epilogue_last(conv: Compute, pool: Compute) -> Compute:
-    """The bare sums pooled; bias and ReLU, which keep order as rounding does, come after."""
+    """Pooling of the bare sums; bias and ReLU, which keep order as rounding does, come after."""
 
     def compute(op: ConvMaxPool, inputs: Arrays, weights: Arrays) -> Array:
         bare = replace(op.conv, bias=False, relu=False)
@@ -250,7 +250,7 @@ def epilogue_last(conv: Compute, pool: Compute) -> Compute:
 
 
 def started_at_zero(conv: Compute) -> Compute:
-    """Each maximum begins at 0 where a ReLU follows, which is its last step then."""
+    """Maxima that start at 0 if a ReLU follows, which is then their last step."""
 
     def compute(op: ConvMaxPool, inputs: Arrays, weights: Arrays) -> Array:
         y = conv(replace(op.conv, relu=False), inputs, weights)

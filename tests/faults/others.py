@@ -1,6 +1,6 @@
 """Ops that are not sums of products, wrong in one place each.
 
-Every op is a function of whole arrays here: a formula, of which a fault changes one term.
+Every op is a function of whole arrays here: a formula. A fault changes one of its terms.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def normalise(formula: Formula) -> HostFunction:
 
 
 def batchnorm(x: Array, w: Array, b: Array, m: Array, v: Array, eps: np.float32) -> Array:
-    """As the op defines it."""
+    """BatchNorm as the op defines it."""
     y: Array = (x - m) / np.sqrt(v + eps) * w + b
     return y
 
@@ -114,7 +114,7 @@ def relu(op: Op, x: Array) -> Array:
 
 
 def add(op: Add, a: Array, b: Array) -> Array:
-    """As the op defines it."""
+    """Addition as the op defines it."""
     return np.maximum(a + b, 0) if op.relu else a + b
 
 
@@ -190,9 +190,9 @@ def pool(
     first: int = 0,
     flipped: bool = False,
 ) -> HostFunction:
-    """Max-pooling as the op defines it, unless told otherwise.
+    """Max-pooling as the op defines it, or with other parameters.
 
-    outside: what padding counts as. larger: the maximum of two. first: the tap to begin with.
+    outside: the value of padding. larger: the maximum of two. first: the tap to begin with.
     flipped: strides are taken in the wrong order.
     """
 
@@ -216,7 +216,7 @@ def pool(
 def _far_aligned(
     op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Windows laid from the far end, as when the output's size is rounded up."""
+    """Windows aligned at the far end, as if the output's size were rounded up."""
     rest = [
         (extent + 2 * p - k) % s
         for extent, p, k, s in zip(
@@ -255,7 +255,7 @@ _MAXPOOL = (
 
 
 def mean(divisor: Callable[[int, int], int] = lambda h, w: h * w) -> HostFunction:
-    """Global average pooling as the op defines it, unless given another divisor."""
+    """Global average pooling as the op defines it, or with another divisor."""
     return of_inputs(lambda op, x: x.sum(axis=(2, 3)) / np.float32(divisor(x.shape[2], x.shape[3])))
 
 
@@ -291,7 +291,7 @@ _GAP = (
 
 
 def softmax(op: Softmax, x: Array) -> Array:
-    """As the op defines it."""
+    """Softmax as the op defines it."""
     e = np.exp(x - x.max(axis=1, keepdims=True))
     y: Array = e / e.sum(axis=1, keepdims=True)
     return y

@@ -1,4 +1,4 @@
-"""Convolutions of bfloat16 that multiply pairs of channels, as `vdpbf16ps` does, and are wrong."""
+"""bfloat16 convolutions that multiply pairs of channels, like `vdpbf16ps`, and are wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from r18.graph.ops import Conv2d
 from r18.graph.precision import BF16
 
 PAIRS = replace(BF16, flush_to_zero=True)
-"""What such instructions compute in: subnormal factors and sums count as zero."""
+"""The precision of such instructions: subnormal factors and sums count as zero."""
 
 
 def flush(values: Array) -> Array:
@@ -28,7 +28,7 @@ def flushed(multiply: Callable[[Array, Array], Array]) -> Callable[[Array, Array
 
 
 def into_the_next_pixel(w: Array, x: Array) -> Array:
-    """The last pair of an odd count of channels takes one more, with a weight of 0."""
+    """With an odd channel count, the last pair takes the next pixel's value, with a weight of 0."""
     beyond = np.roll(x[:, :1], -1, axis=3) * np.float32(0)
     return mix(w, x) + (beyond if w.shape[1] % 2 else 0)
 

@@ -1,4 +1,4 @@
-"""Pixels made into what a network takes, wrong in one place each."""
+"""Pixels normalised for a network, wrong in one place each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Formula = Callable[[Array, Array, Array], Array]
 
 
 def normalize(x: Array, mean: Array, std: Array) -> Array:
-    """As the op defines it, of (N, H, W, C) in float32."""
+    """Normalisation as the op defines it, of (N, H, W, C) in float32."""
     y: Array = (x / np.float32(255) - mean) / std
     return y
 
@@ -32,7 +32,7 @@ def of_pixels(formula: Formula = normalize) -> HostFunction:
 
 
 def _padded_rows(x: Array) -> Array:
-    """Read as if each row began at a multiple of four bytes; zeros where the image has ended."""
+    """Pixels read as if each row began at a multiple of four bytes; zeros after the image."""
     n, h, w, c = x.shape
     row = -(-w * c // 4) * 4
     flat = np.zeros((n, h * row), x.dtype)

@@ -36,7 +36,7 @@ F32 = np.float32
 
 
 def windows_of(op: QuantizedConv2d, x: Array, padding: int = 0) -> Array:
-    """(N, C, OH, OW, kh, kw)."""
+    """Windows (N, C, OH, OW, kh, kw) of a padded image."""
     (ph, pw), (sh, sw) = op.conv.padding, op.conv.stride
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=padding)
     return sliding_window_view(padded, op.conv.kernel_size, (2, 3))[:, :, ::sh, ::sw]
@@ -54,19 +54,19 @@ def products_of(
 
 
 def sums_of(op: QuantizedConv2d, x: Array, weight: Array, bias: Array, padding: int = 0) -> Array:
-    """(N, O, OH, OW) in int64."""
+    """The sums with bias, (N, O, OH, OW) in int64."""
     products = products_of(op, x, weight, padding)
     return products.astype(np.int64) + bias.astype(np.int64)[:, None, None]
 
 
 def scaled(sums: Array, multiplier: Array, added: Array | None, relu: bool = False) -> Array:
-    """Steps 1 and 2. added: what the residual adds."""
+    """Steps 1 and 2 of the requantisation. added: the residual's contribution."""
     numbers = sums.astype(F32) * multiplier[:, None, None]
     return numbers if added is None else numbers + added
 
 
 def stored(numbers: Array, relu: bool, low: int, high: int) -> Array:
-    """Steps 3 and 4."""
+    """Steps 3 and 4 of the requantisation."""
     return np.clip(np.rint(np.maximum(numbers, 0) if relu else numbers), low, high)
 
 
@@ -78,7 +78,7 @@ def conv(
     precise: type[Any] = F32,
     read: Callable[[Array], Array] = lambda residual: residual,
 ) -> HostFunction:
-    """precise: the format of the residual's product. read: what the residual is taken for."""
+    """A quantised convolution. precise: the format of residual products. read: alters residuals."""
 
     def run(
         op: QuantizedConv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
@@ -173,7 +173,7 @@ def _float32_sum(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> A
 
 
 def _saturated_pairs(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
-    """`pmaddubsw`: two products of uint8 and int8 are added in int16, which saturates."""
+    """The sums of `pmaddubsw`: two products of uint8 and int8 are added in saturating int16."""
     windows = windows_of(op, x.astype(np.int32)).transpose(1, 4, 5, 0, 2, 3)
     windows = windows.reshape(-1, *windows.shape[3:])
     flat = weight.reshape(len(weight), -1).T[:, :, None, None].astype(np.int32)
@@ -189,7 +189,7 @@ def _output_of(op: QuantizedConv2d, x: Array) -> tuple[int, ...]:
 
 
 def _offset_weights(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
-    """Σ x·(w − 1) in int32, which saturates, and Σ x."""
+    """Σ x·(w − 1) in saturating int32, plus Σ x."""
     lower = weight.astype(np.int16) - 1
     both = products_of(op, x, np.concatenate([lower, np.ones_like(lower[:1])]))
     offset, image = both[:, :-1], both[:, -1:]
@@ -198,7 +198,7 @@ def _offset_weights(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -
 
 
 def _pairs(weight: Array) -> Array:
-    """Two weights a byte, lowest bits first; a last odd one is alone."""
+    """Weights packed two a byte, lowest bits first; a last odd weight has a byte of its own."""
     flat = weight.reshape(len(weight), -1) & 15
     flat = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))
     return np.asarray(flat[:, ::2] | flat[:, 1::2] << 4)
@@ -327,7 +327,7 @@ def _total(x: Array, kind: type[Any] = np.int64) -> Array:
 
 
 def _one_by_one(x: Array) -> Array:
-    """In float32, each sum by itself, as a thread adds."""
+    """Sums in float32, one number after another, as one thread adds."""
     return np.asarray(np.cumsum(x.reshape(*x.shape[:2], -1), axis=2, dtype=F32)[..., -1])
 
 
@@ -383,7 +383,7 @@ def integers_of(
 
 
 def _padded_first(op: QuantizedConvMaxPool, x: Array, table: Array) -> Array:
-    """Black pixels around the image, and then the table."""
+    """Black pixels around the image, converted by the table with it."""
     if not op.of_pixels:
         return integers_of(op, x, table)
     (ph, pw) = op.conv.conv.padding
@@ -405,7 +405,7 @@ def stem(
     outside: Callable[[np.dtype[np.generic]], int] = lambda dtype: np.iinfo(dtype).min,
     first: Callable[[Array], Array] | None = None,
 ) -> HostFunction:
-    """outside: what the pooling is padded with. first: pools what this makes of sums, and then
+    """A stem. outside: the pooling's padding. first: pools its results from sums, and then
     requantises; without it, pools integers."""
 
     def run(

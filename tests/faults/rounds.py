@@ -1,5 +1,5 @@
-"""A convolution whose workspace has a limit, so that large problems go round again: faults of its
-last round, which no problem within the limit shows."""
+"""A convolution whose workspace has a limit, so that large problems take several rounds: faults of
+the last round, which no problem within the limit shows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scratch(problem: Problem) -> int:
 
 
 def own_pitch(columns: Array, count: int) -> Array:
-    """The rows of the matrix of columns, each as long as this round has pixels."""
+    """The rows of the matrix of columns, with this round's number of pixels as their pitch."""
     return columns.reshape(-1)[: len(columns) * count].reshape(len(columns), count)
 
 
@@ -44,7 +44,7 @@ def own_pixels(flat: Array, first: int, count: int) -> Array:
 
 @dataclass(frozen=True)
 class Rounds:
-    """im2col for one run of output pixels after another. A fault replaces a piece.
+    """im2col for one run of output pixels after another. A fault replaces one of its parts.
 
     read:     the matrix (depth, pixels) that is multiplied, from the workspace.
     residual: its part for a round.
@@ -75,7 +75,7 @@ class Rounds:
         out[...] = result.reshape(o, n, oh, ow).transpose(1, 0, 2, 3)
 
     def _taps(self, op: Conv2d, x: Array, oh: int, ow: int) -> Array:
-        """(C, kh, kw, N, OH, OW)."""
+        """The taps (C, kh, kw, N, OH, OW) of an image."""
         i, j = np.arange(oh), np.arange(ow)
         (kh, kw), (h, w) = op.kernel_size, x.shape[2:]
         columns = [column(op, j, s, w) for s in range(kw)]

@@ -28,7 +28,7 @@ Arrays = tuple[Array, ...]
 F32 = np.float32
 
 FRACTION, RUN, STEP = 13, 128, 32
-"""Of Hopper's e4m3 `wgmma`: bits of fraction, products until a sum is promoted, products a step."""
+"""Hopper's e4m3 `wgmma`: bits of fraction, products per promoted sum, products per step."""
 NARROW = RoundingContract(
     "scaled_sum", "float32", FP8.storage, truncates=True, promoted=RUN, fraction=FRACTION
 )
@@ -48,7 +48,7 @@ def sums_of(op: Conv2d, x: Array, weight: Array, total: Summation) -> Array:
 
 
 def finished(op: Conv2d, sums: Array, bias: Array, multiplier: Array, added: Array) -> Array:
-    """What is stored, before it is: multiplier, bias, residual and ReLU. added: by the residual."""
+    """The numbers to store: multiplier, bias, residual, ReLU. added: the residual's part."""
     numbers = sums * multiplier[:, None, None] + bias[:, None, None] + added
     return np.maximum(numbers, 0) if op.relu else numbers
 
@@ -63,7 +63,7 @@ def conv(
     store: Callable[[Array], Array] = saturated,
     factor: Callable[[Array], Array] = lambda multiplier: multiplier,
 ) -> HostFunction:
-    """factor: what is done to the residual's multiplier."""
+    """A scaled convolution. factor: changes the residual's multiplier."""
 
     def run(
         op: ScaledConv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
@@ -107,7 +107,7 @@ def gap(
 def _rounded_gap(
     op: ScaledGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """As if means were stored in e4m3."""
+    """Average pooling whose means are rounded to e4m3."""
     gap(op, inputs, weights, out, workspace)
     out[...] = round_to_e4m3(out)
 
@@ -117,7 +117,7 @@ def classifier(
     total: Summation = in_order(forward),
     scale_bias: bool = False,
 ) -> HostFunction:
-    """means: of pixels in float32, (N, C, H, W) to (N, C)."""
+    """A classifier. means: of pixels in float32, (N, C, H, W) to (N, C)."""
     layer = linear(total, scale_bias)
 
     def run(
@@ -144,9 +144,9 @@ def stem(
     largest: Callable[[Array], Array] = lambda windows: windows.max(axis=(4, 5)),
     read: Callable[[Conv2d, Array], tuple[Conv2d, Array]] = lambda conv, x: (conv, x),
 ) -> HostFunction:
-    """Pools sums, and then finishes and stores the largest.
+    """A stem that pools sums, and then finishes and stores the largest.
 
-    divide, store: how the image becomes e4m3. read: the convolution that is computed, its image.
+    divide, store: how the image becomes e4m3. read: changes the convolution and its image.
     """
 
     def run(
@@ -197,14 +197,14 @@ CONTROLS = (
         NARROW,
     ),
 )
-"""Correct, with the arithmetic of units that cut off at few bits."""
+"""Correct kernels with the arithmetic of units that keep few bits."""
 
 
 # -- wrong ones --------------------------------------------------------------------------------
 
 
 def _quanta(numbers: Array) -> tuple[Array, Array]:
-    """Numbers within e4m3's range in units of their last place, and the unit."""
+    """Numbers, clipped to e4m3's range, in units of their last place; and the unit."""
     wide = np.clip(numbers.astype(np.float64), -E4M3_LARGEST, E4M3_LARGEST)
     units = np.exp2(np.maximum(np.frexp(wide)[1] - 1, -6) - 3.0)
     return wide / units, units
@@ -221,12 +221,12 @@ def _away(numbers: Array) -> Array:
 
 
 def _twice(numbers: Array) -> Array:
-    """Rounded to float16 first: what is just above a tie becomes one."""
+    """Rounded to float16 first, so that a number just above a tie becomes one."""
     return round_to_e4m3(np.clip(numbers, -500, 500).astype(np.float16))
 
 
 def _overflowing(numbers: Array) -> Array:
-    """As NumPy converts: NaN beyond the largest number."""
+    """Converted as by NumPy, with NaN beyond the largest number."""
     return np.where(np.abs(numbers) > 464, np.nan, round_to_e4m3(numbers))
 
 
@@ -235,7 +235,7 @@ def _flushed(numbers: Array) -> Array:
 
 
 def _to_240(numbers: Array) -> Array:
-    """The largest number of the other e4m3, which has infinities."""
+    """Clipped to 240, the largest number of the other e4m3, which has infinities."""
     return round_to_e4m3(np.clip(numbers, -240, 240))
 
 
@@ -253,12 +253,12 @@ def _one_multiplier(op: Conv2d, sums: Array, bias: Array, multiplier: Array, add
 
 
 def _stored_sum(op: Conv2d, sums: Array, bias: Array, multiplier: Array, added: Array) -> Array:
-    """Sums that are kept in e4m3 until the epilogue."""
+    """Sums that are rounded to e4m3 before the epilogue."""
     return finished(op, round_to_e4m3(sums).astype(F32), bias, multiplier, added)
 
 
 def _no_nan(op: Conv2d, sums: Array, bias: Array, multiplier: Array, added: Array) -> Array:
-    """A maximum that prefers numbers to NaN, as `fmaxf` does."""
+    """A ReLU that prefers numbers to NaN, as `fmaxf` does."""
     numbers = finished(replace(op, relu=False), sums, bias, multiplier, added)
     return np.fmax(numbers, 0) if op.relu else numbers
 
@@ -272,15 +272,15 @@ def _no_nan_wins(windows: Array) -> Array:
 
 
 def _one_column_more(conv: Conv2d, x: Array) -> tuple[Conv2d, Array]:
-    """Each pixel is NaN where the one to its right is: 0 · NaN in a product beyond the window."""
+    """A pixel is NaN if its right neighbour is: 0 · NaN in a product beyond the window."""
     beyond = np.isnan(np.roll(x, -1, axis=3))
     beyond[..., -1] = False
     return conv, np.where(beyond, F32(np.nan), x)
 
 
 def _odd_lines_only(conv: Conv2d, x: Array) -> tuple[Conv2d, Array]:
-    """NaN is 0 where of four rows, and of those above and below, only even ones hold any: readers
-    of lines make notes, and those of the even ones are forgotten."""
+    """NaN becomes 0 where, of four rows and those above and below, only even rows have any: readers
+    mark lines with NaN, and the marks of even lines are lost."""
     noted = np.isnan(x).any(axis=(0, 1, 3))
     noted = np.pad(noted, (4, 4 + -len(noted) % 4)).reshape(-1, 2, 2).any(axis=1)
     few = noted[:, 0] & ~noted[:, 1]

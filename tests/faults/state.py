@@ -1,6 +1,6 @@
-"""Right on every single call in a fresh process, wrong after another: caches and shared scratch.
+"""Kernels right in a fresh process's first call, wrong after another: caches, shared scratch.
 
-Each is built around a correct kernel; the twins hold the same state and key it by enough.
+Each is built around a correct kernel; the twins hold the same state with complete keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _shapes(inputs: Arrays, weights: Arrays) -> Hashable:
 
 
 def _without(**fields: Any) -> Key:
-    """Everything that a session depends on, except for these fields of the op."""
+    """A key of everything that a session depends on, except for these fields of the op."""
 
     def key(op: Any, inputs: Arrays, weights: Arrays) -> Hashable:
         return replace(op, **fields), _shapes(inputs, weights)
@@ -39,7 +39,7 @@ def _without(**fields: Any) -> Key:
 
 
 def _session(key: Key, right: HostFunction = CONV) -> HostFunction:
-    """The op of the first call with this key, as a wrapped runtime compiles it into a session."""
+    """Repeats the op of the first call with this key, like a runtime that compiles sessions."""
     sessions: dict[Hashable, Any] = {}
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -49,7 +49,7 @@ def _session(key: Key, right: HostFunction = CONV) -> HostFunction:
 
 
 def _kept(key: Key, right: HostFunction) -> HostFunction:
-    """Weights as they were at the first call with this key, as if packed for it."""
+    """Uses the weights of the first call with this key, as if packed then."""
     packed: dict[Hashable, Arrays] = {}
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -65,7 +65,7 @@ def _batchnorm(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: 
 
 
 def _results_of_addresses() -> HostFunction:
-    """A result per input buffer: right as long as every buffer is used once."""
+    """Keeps a result per input buffer, which is right as long as each buffer is used once."""
     results: dict[Hashable, Array] = {}
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -77,7 +77,7 @@ def _results_of_addresses() -> HostFunction:
 
 
 def _sessions_of_sizes() -> HostFunction:
-    """A session for as many elements, whatever their shape."""
+    """Keeps a session per number of elements, whatever their shape."""
     ranks: dict[int, int] = {}
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -89,7 +89,7 @@ def _sessions_of_sizes() -> HostFunction:
 
 
 def _shared_scratch(scratch: Callable[[Array], Array]) -> HostFunction:
-    """Works in scratch of its own, which is filled again in each call."""
+    """A ReLU in its own scratch, which each call fills again."""
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
         mine = scratch(inputs[0])
@@ -101,7 +101,7 @@ def _shared_scratch(scratch: Callable[[Array], Array]) -> HostFunction:
 
 
 def _sized_by_output() -> HostFunction:
-    """Reads as much of the image as of the first one with this output."""
+    """Reads as much of the image as the first call with this output did."""
     sizes: dict[Hashable, tuple[int, ...]] = {}
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -162,7 +162,7 @@ def _one_per_thread() -> Callable[[Array], Array]:
 def _part_per_thread(
     op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Works in a copy of the input for each thread that BLAS has now."""
+    """Works in a copy of the input for each of BLAS's current threads."""
     for index in range(blas_threads()):
         mine = workspace[index * out.nbytes :][: out.nbytes].view(out.dtype)
         mine[...] = np.maximum(inputs[0].reshape(-1), 0)
@@ -218,7 +218,7 @@ _SCRATCH: dict[Hashable, Array] = {}
 
 @dataclass(frozen=True, eq=False)
 class _KeyedByArray(PlantedKernel):
-    """Prepares the weights of an array that it has seen before no second time."""
+    """Prepares the weights of an array only the first time it sees the array."""
 
     def prepare(self, problem: Problem, weights: Arrays) -> tuple[Buffer, ...]:
         key = id(weights[0]), weights[0].ctypes.data, weights[0].shape
@@ -371,4 +371,4 @@ TWINS = (
     kernel("twin", ReLU, "scratch_per_thread", _shared_scratch(_one_per_thread())),
     kernel("twin", ReLU, "plain", of_inputs(relu)),
 )
-"""The same, with state that is keyed by all that it depends on."""
+"""The same kernels, with state that is keyed by all that it depends on."""

@@ -14,7 +14,7 @@ import numpy as np
 from r18.backend import Array
 
 SORTED_ELEMENTS = 1 << 21
-"""How many products are held at once where they are sorted."""
+"""The number of products that are held at once for sorting."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Products:
     x:     (K, P), the inputs that each output reads, channel by channel.
     w:     (O, K).
     taps:  window positions a channel: product k is of channel k // taps.
-    start: what sums begin with, to broadcast over (O, P); used by `in_order` alone.
+    start: what sums begin with, to broadcast over (O, P); used by `in_order` only.
     """
 
     x: Array
@@ -44,35 +44,35 @@ class Products:
         return np.asarray(np.multiply(self.w[:, k, None], self.x[k], dtype=np.float64))
 
     def begin(self) -> Array:
-        """What sums begin with, as an array of their own."""
+        """The start of sums, as an array of its own."""
         return np.full((len(self.w), self.x.shape[1]), self.start, self.x.dtype)
 
 
 Summation = Callable[[Products], Array]
 Order = Callable[[int, int], Iterable[int]]
-"""(K, taps) → the products' numbers in the order in which they are added."""
+"""(K, taps) → the products' numbers in the order of addition."""
 
 
 # -- orders ------------------------------------------------------------------------------------
 
 
 def forward(count: int, taps: int) -> Iterable[int]:
-    """As they lie: channel by channel."""
+    """In memory order: channel by channel."""
     return range(count)
 
 
 def backward(count: int, taps: int) -> Iterable[int]:
-    """The last first."""
+    """The last product first."""
     return reversed(range(count))
 
 
 def shuffled(count: int, taps: int) -> Iterable[int]:
-    """A permutation that only K decides."""
+    """A permutation that depends only on K."""
     return [int(k) for k in np.random.default_rng(count).permutation(count)]
 
 
 def outside_in(count: int, taps: int) -> Iterable[int]:
-    """First, last, second, last but one, ..."""
+    """The first product, the last, the second, the last but one, ..."""
     return sorted(range(count), key=lambda k: min(k, count - 1 - k))
 
 
@@ -85,7 +85,7 @@ def tap_major(count: int, taps: int) -> Iterable[int]:
 
 
 def in_order(order: Order) -> Summation:
-    """One after the other: product, rounded; sum, rounded."""
+    """One product after the other; each product and each sum is rounded."""
 
     def total(products: Products) -> Array:
         sums = products.begin()
@@ -109,7 +109,7 @@ def fused(order: Order) -> Summation:
 
 
 def fused_pairs(products: Products) -> Array:
-    """Two products and the sum so far added at once, rounded once."""
+    """Two products and the sum so far, added at once and rounded once."""
     sums = products.begin()
     for k in range(0, len(products), 2):
         both = sums + products.wide(k)
@@ -141,7 +141,7 @@ def flushed(products: Products) -> Array:
 
 
 def flushed_pairs(products: Products) -> Array:
-    """`vdpbf16ps`: of two products first the second, then the first, each by a fused multiply-add;
+    """`vdpbf16ps`: of two products the second first, then the first, each by a fused multiply-add;
     every subnormal factor and sum is replaced by zero."""
     normal = _of_normal(products)
     sums = normal.begin()
@@ -152,7 +152,7 @@ def flushed_pairs(products: Products) -> Array:
 
 
 def flushed_tiles(step: int) -> Summation:
-    """`tdpbf16ps`: of `step` products a chain of the even and one of the odd ones by fused
+    """`tdpbf16ps`: of `step` products a chain of the even and a chain of the odd ones by fused
     multiply-adds, then their sum, which is added to the sum so far; flushed as above."""
 
     def total(products: Products) -> Array:
@@ -226,7 +226,7 @@ def interleaved(count: int) -> Summation:
 
 
 def channel_by_channel(products: Products) -> Array:
-    """A sum for each channel over its taps; then the channels', the last first."""
+    """A sum for each channel over its taps, and then of the channels, the last first."""
     run = products.taps
     sums = products.begin()
     for k in range(0, len(products), run)[::-1]:
@@ -235,7 +235,7 @@ def channel_by_channel(products: Products) -> Array:
 
 
 def tap_by_tap(products: Products) -> Array:
-    """A sum for each tap over its channels; then the taps'."""
+    """A sum for each tap over its channels, and then of the taps."""
     sums = products.begin()
     for tap in range(products.taps):
         sums += in_order(forward)(_some(products, slice(tap, None, products.taps)))
@@ -243,7 +243,7 @@ def tap_by_tap(products: Products) -> Array:
 
 
 def signs_apart(products: Products) -> Array:
-    """The positive products, the negative ones, and then the two sums."""
+    """The positive products, the negative products, and then both sums."""
     positive, negative = products.begin(), products.begin()
     for k in range(len(products)):
         term = products.term(k)
@@ -260,7 +260,7 @@ def _some(products: Products, which: slice) -> Products:
 
 
 def by_magnitude(descending: bool) -> Summation:
-    """Each output's own order: the smallest product first, or the largest."""
+    """Each output in its own order: by magnitude, rising or falling."""
 
     def total(products: Products) -> Array:
         step = max(1, SORTED_ELEMENTS // (len(products) * len(products.w)))
@@ -277,7 +277,7 @@ def by_magnitude(descending: bool) -> Summation:
 
 
 def matrix_product(products: Products) -> Array:
-    """In the library's order."""
+    """The matrix product, in the library's order."""
     sums: Array = products.w @ products.x
     return sums
 
@@ -333,10 +333,10 @@ def _exponent(values: Array) -> Array:
 # -- factors -----------------------------------------------------------------------------------
 
 Rounding = Callable[[Array], Array]
-"""What is done to the factors of products, float32 to float32."""
+"""A rounding of the products' factors, float32 to float32."""
 
 _LOW = np.uint32(0x1FFF)
-"""The 13 bits of a float32 significand that tf32 has not."""
+"""The 13 bits of a float32 significand that tf32 lacks."""
 
 
 def tf32_nearest(values: Array) -> Array:
@@ -352,12 +352,12 @@ def tf32_away(values: Array) -> Array:
 
 
 def tf32_cut(values: Array) -> Array:
-    """To tf32 by ignoring the low bits, as the unit does to a float32 register."""
+    """To tf32 by ignoring the low bits, as the unit treats a float32 register."""
     return _finite_or(values.view(np.uint32) & ~_LOW, values)
 
 
 def halves(values: Array) -> tuple[Array, Array]:
-    """The two float16 numbers of each float32: of v, and of 2¹¹(v − the first)."""
+    """The two float16 halves of each float32: of v, and of 2¹¹(v − the first half)."""
     with np.errstate(over="ignore", invalid="ignore"):
         high = values.astype(np.float16).astype(np.float32)
         low = ((values - high) * np.float32(2**11)).astype(np.float16).astype(np.float32)
@@ -365,12 +365,12 @@ def halves(values: Array) -> tuple[Array, Array]:
 
 
 def split(main: Summation, cross: Summation | None = None, *, paired: bool = False) -> Summation:
-    """Three products of halves for one: those of first halves, and the crossed ones, each summed.
+    """Split products: the products of high halves and the crossed products, summed separately.
 
-    cross:  how the crossed products are summed, if not as the others. All of one kind come before
-            all of the other; paired: the two of a product stand together.
+    cross:  how the crossed products are summed, if not like the others. All of one kind come before
+            all of the other; paired: the two of a product are adjacent.
 
-    An infinity among the factors makes NaN: the difference of it and its first half is none.
+    An infinity among the factors gives NaN, as its difference from its high half does.
     """
 
     def total(products: Products) -> Array:

@@ -1,4 +1,4 @@
-"""Cheats that change what they are judged by: memory, the judge's tools, or their own words."""
+"""Cheats that change how they are judged: memory, the judge's tools, or their declarations."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def _writes_far(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace
 def _changes_its_problem(
     op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Leaves the ReLU out, and takes it out of the question too."""
+    """Leaves out the ReLU, and removes it from the problem too."""
     object.__setattr__(op, "relu", False)
     CONV(op, inputs, weights, out, workspace)
 
 
 class _SwapsItsBuffer(HostKernel):
-    """Computes into an array of its own and puts it in place of the output's."""
+    """Computes into its own array and puts that in place of the output's buffer."""
 
     def enqueue(
         self,
@@ -58,7 +58,7 @@ class _SwapsItsBuffer(HostKernel):
 
 
 class _ChangesGivenWeights(HostKernel):
-    """Zeros the arrays that it is given to prepare."""
+    """Zeros the weights that it prepares."""
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
         prepared = super().prepare(problem, weights)
@@ -99,7 +99,7 @@ _FOREIGN = (
 
 
 def _replaces(owner: Any, name: Any) -> Callable[[], HostFunction]:
-    """Puts something else in a function's place."""
+    """Replaces a function by one that does nothing."""
 
     def deed() -> None:
         if isinstance(owner, dict):
@@ -111,8 +111,7 @@ def _replaces(owner: Any, name: Any) -> Callable[[], HostFunction]:
 
 
 class _Raises(HostKernel):
-    """Has NumPy raise on what it ignores; done out of reach of the `errstate` that a host kernel
-    is run in."""
+    """Has NumPy raise errors, outside the `errstate` in which a host kernel runs."""
 
     def enqueue(
         self,
@@ -207,12 +206,12 @@ _TOOLS = (
 
 
 def _says(name: str, trick: str, **options: Any) -> Cheat:
-    """A convolution that is right, so that what it declares is all that is wrong."""
+    """A right convolution, in which only a declaration is wrong."""
     return cheat(Conv2d, name, trick, "declaration", always(CONV), **options)
 
 
 class _ChangesItsName(HostKernel):
-    """Is another kernel once it has run."""
+    """A kernel that has another name after it has run."""
 
     def enqueue(
         self,

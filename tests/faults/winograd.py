@@ -1,6 +1,6 @@
 """Winograd convolutions F(4×4, 3×3) that are wrong in one place each.
 
-Integers are not exact in them, so that it is for the impulses to say where an index is wrong.
+Integers are not exact in them, so the impulses have to show where an index is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from r18_oracle.judge.winograd import MATRICES
 
 Arrays = tuple[Array, ...]
 M = 4
-"""Rows and columns of a tile of outputs; one of inputs has two more."""
+"""The rows and columns of an output tile; an input tile has two more."""
 
 CONTRACT = RoundingContract("winograd_f4x4", "float32", "float32")
 
@@ -34,11 +34,11 @@ def refuses(problem: Problem) -> str | None:
 
 @dataclass(frozen=True)
 class Winograd:
-    """The convolution as a `HostFunction`, in pieces that can be replaced.
+    """The convolution as a `HostFunction` with replaceable parts.
 
-    taps: what is done to the 3×3 of each kernel before the transform. tile: what is done to each
-    tile of the output after it. shift: how far the input's tiles lie from where they should.
-    filters: what is done to transformed kernels.
+    taps: changes each kernel's 3×3 before the transform. tile: changes each
+    tile of the output after it. shift: the wrong offset of the input's tiles.
+    filters: changes transformed kernels.
     """
 
     taps: Callable[[Array], Array] = lambda g: g
@@ -81,7 +81,7 @@ _WIDE: dict[str, Any] = _OPTIONS | {
     "contract": replace(CONTRACT, output="bfloat16", factors="float32"),
     "precision": BF16,
 }
-"""Of bfloat16 activations, with transformed factors in float32."""
+"""Options for bfloat16 activations, with transformed factors in float32."""
 
 
 def _winograd(name: str, wrong: str, **pieces: Any) -> Fault:

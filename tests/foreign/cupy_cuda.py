@@ -36,8 +36,7 @@ def einsum(a, b):
 
 @r18.check.kernel(like=F.conv2d, arrays="cupy")
 def ndimage_correlate(x, w):
-    """All channels of an image at once: the middle plane holds their sum, where windows are
-    whole."""
+    """All channels of an image at once: the middle plane holds their sum, for whole windows."""
     (kh, kw), (h, wide) = w.shape[2:], x.shape[2:]
     full = cupy.stack([cupy.stack([_middle(i, o) for o in w]) for i in x])
     top, left = kh // 2, kw // 2

@@ -12,7 +12,7 @@ LIBRARY, NEEDS = "Numba", ("numba", "scipy")
 @r18.check.kernel(like=torch.matmul, arrays="numpy")
 @numba.njit
 def matmul(a, b):
-    """As Numba's documentation has it, without CUDA's threads."""
+    """A product as in Numba's documentation, without CUDA's threads."""
     c = np.empty((a.shape[0], b.shape[1]), a.dtype)
     for i in range(c.shape[0]):
         for j in range(c.shape[1]):

@@ -19,7 +19,7 @@ FAULTS = {
 
 @r18.check.kernel(like=F.conv2d, arrays="numpy")
 def correlate2d(x, w):
-    """A plane of the image and of the weight at a time, summed over the channels."""
+    """Correlations of one plane of image and weight at a time, summed over channels."""
     planes = [[[_valid(a, b) for a, b in zip(i, o, strict=True)] for o in w] for i in x]
     return np.sum(planes, axis=2)
 
@@ -30,7 +30,7 @@ def _valid(image, window):
 
 @r18.check.kernel(like=F.conv2d, arrays="numpy")
 def correlate(x, w):
-    """All channels at once, without an FFT."""
+    """A correlation over all channels at once, without an FFT."""
     direct = scipy.signal.correlate
     outputs = [[direct(i, o, mode="valid", method="direct")[0] for o in w] for i in x]
     return np.array(outputs)
@@ -38,7 +38,7 @@ def correlate(x, w):
 
 @r18.check.kernel(like=F.conv2d, arrays="numpy")
 def ndimage_correlate(x, w):
-    """A plane at a time; the outputs whose windows are whole."""
+    """Correlations of one plane at a time, at the outputs whose windows are whole."""
     (kh, kw), (h, wide) = w.shape[2:], x.shape[2:]
     full = np.array([[sum(map(_same, i, o)) for o in w] for i in x])
     top, left = kh // 2, kw // 2

@@ -1,4 +1,4 @@
-"""Kernels of other libraries: some through `r18 check`, the faults that are theirs, the record."""
+"""Kernels of other libraries: some through `r18 check`, their known faults, and the record."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_a_library_that_is_missing_is_skipped_by_name(
 
 
 def test_a_fault_of_other_instructions_is_not_expected_here(tmp_path: Path) -> None:
-    """And the record keeps what a CPU with them showed."""
+    """A fault of other instructions is not expected here; the record keeps the other CPU's
+    result."""
     text = (
         'LIBRARY, NEEDS = "PyTorch", ("torch",)\nFAULTS = {"relu": "of another CPU"}\n'
         'FAULTS_WITH = {"relu": "no CPU\'s"}\n'
@@ -94,14 +95,14 @@ def test_a_run_of_nothing_is_refused() -> None:
 
 
 def of_onednn(instructions: str) -> pytest.MarkDecorator:
-    """oneDNN has other kernels for a CPU without these, which are right."""
+    """Skip if the CPU lacks instructions, for which oneDNN has other kernels that are right."""
     reason = f"needs {instructions}"
     return pytest.mark.skipif(instructions not in cpu().instructions, reason=reason)
 
 
 @of_onednn("AVX-512 BF16")
 def test_onednn_spreads_nan_to_an_output_that_its_pixel_does_not_reach() -> None:
-    """A stride of 2 over three pixels never reads the one in the middle."""
+    """oneDNN spreads NaN from the middle pixel of three, which a stride of 2 never reads."""
     x = torch.tensor([1.0, float("nan"), 2.0], dtype=torch.bfloat16).reshape(1, 1, 1, 3)
     w = torch.ones(1, 1, 1, 1, dtype=torch.bfloat16)
     wide = torch.nn.functional.conv2d(x.double(), w.double(), stride=(1, 2))
@@ -141,7 +142,7 @@ def test_scipy_leaves_small_weights_out() -> None:
 
 
 def adapter(name: str, needs: str) -> dict[str, Any]:
-    """The functions of a file; skips by name where its library is missing."""
+    """The functions of a file; skips by name if its library is missing."""
     pytest.importorskip(needs)
     return runpy.run_path(str(HERE / f"{name}.py"))
 
@@ -154,7 +155,7 @@ FAULTY = {path.stem: TOOL["Foreign"].of(path).faults for path in FILES}
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_adapters_are_short(path: Path) -> None:
-    """What is judged is the library's kernel, so little may stand around it."""
+    """Adapters are short, since the library's kernel is to be judged, not code around it."""
     marked = TOOL["Foreign"].of(path).functions
     assert marked
     for node in ast.parse(path.read_text("utf-8")).body:
@@ -175,7 +176,7 @@ def test_the_record_has_every_function_that_runs_on_a_cpu() -> None:
 
 
 def test_no_false_alarm_and_no_function_takes_a_minute() -> None:
-    """What is wrong is so for a reason that its file declares, with a finding."""
+    """Functions fail only for a reason that their file declares, with a finding, in time."""
     for name, entry in record().functions.items():
         assert entry.seconds < MOST_SECONDS, name
         file, _, function = name.partition("/")

@@ -23,14 +23,14 @@ def conv2d(x, w, b=None, stride=1, padding=0):
 
 @r18.check.kernel(like=F.conv2d, arrays="torch")
 def conv2d_nnpack(x, w, b=None, stride=1, padding=0):
-    """NNPACK transforms windows from 16 images on: Winograd's F(6×6, 3×3), and FFTs."""
+    """A convolution by NNPACK, which from 16 images on uses Winograd's F(6×6, 3×3) and FFTs."""
     with torch.backends.mkldnn.flags(enabled=False):
         return F.conv2d(x, w, b, stride, padding)
 
 
 @r18.check.kernel(like=F.conv2d, arrays="torch")
 def conv2d_im2col(x, w, b=None, stride=1, padding=0):
-    """ATen's own: the windows as a matrix, and the BLAS."""
+    """A convolution by ATen itself: the windows as a matrix, and the BLAS."""
     with torch.backends.mkldnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False):
         return F.conv2d(x, w, b, stride, padding)
 

@@ -15,7 +15,7 @@ FAULTS = {
 
 
 def products(**switches):
-    """`torch.matmul` with settings of `torch.backends.cuda.matmul`."""
+    """`torch.matmul` with these settings of `torch.backends.cuda.matmul`."""
 
     def matmul(a, b):
         for name, value in switches.items():
@@ -47,7 +47,7 @@ def matmul_float16(a, b):
 
 @r18.check.kernel(like=torch.matmul, arrays="torch-cuda", dtype="float16")
 def matmul_float16_reduced(a, b):
-    """Partial sums of a split product may be added in float16."""
+    """A product whose split sums may be added in float16."""
     return products(allow_fp16_reduced_precision_reduction=True)(a, b)
 
 
@@ -64,7 +64,7 @@ def linear_bfloat16(x, w, b):
 
 @r18.check.kernel(like=F.linear, arrays="torch-cuda", dtype="bfloat16")
 def linear_bfloat16_reduced(x, w, b):
-    """PyTorch's default: partial sums of a split product may be added in bfloat16."""
+    """PyTorch's default: split sums of a product may be added in bfloat16."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     return F.linear(x, w, b)
 

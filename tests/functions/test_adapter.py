@@ -1,4 +1,4 @@
-"""A function as a kernel: what it is given, and what is taken from it."""
+"""A function as a kernel: its arguments and its results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_bias_is_of_the_arrays_format() -> None:
 
 
 def test_arguments_are_views_and_stay_the_same_objects() -> None:
-    """So that guards guard them, and a cache by `id` is wrong."""
+    """Arguments are the same views in each call: guards guard them, a cache by `id` is wrong."""
     for kind in (NumPyArrays(), TorchArrays()):
         buffer = HostMemory().empty(24)
         view = kind.view(buffer, (2, 3), np.dtype(np.float32))
@@ -89,7 +89,7 @@ def test_a_wrong_result_is_named(result: Any, said: str) -> None:
 
 
 def test_a_result_may_keep_axes_of_one() -> None:
-    """As `adaptive_avg_pool2d` does."""
+    """A result may keep axes of length one, as `adaptive_avg_pool2d` does."""
     problem = next(iter(_pools()))
     one = backend(lambda x, size: x.mean((2, 3), keepdims=True), "adaptive_avg_pool2d")
     got = run_kernel(one, one.kernel, problem, np.ones(problem.inputs[0]))
@@ -101,7 +101,7 @@ def _pools() -> list[Problem]:
 
 
 def test_long_sums_in_narrow_formats_are_refused() -> None:
-    """Their bound would be as large as the result."""
+    """Long sums in narrow formats are refused: their bound would be as large as the result."""
     one = backend(lambda x, w: x @ w, "matmul").kernel
     narrow = replace(one, arithmetic=replace(one.arithmetic, sums="bfloat16"))
     assert narrow.refusal(Problem(MatMul(4, 4), ((1, 4),))) is None
@@ -110,7 +110,7 @@ def test_long_sums_in_narrow_formats_are_refused() -> None:
 
 
 def test_memory_on_a_device_is_a_memory() -> None:
-    """PyTorch's, here in host memory."""
+    """PyTorch's memory, here on the host, works as a backend's memory."""
     memory = TorchMemory("cpu")
     buffer = memory.empty(40)
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -127,7 +127,7 @@ def test_memory_on_a_device_is_a_memory() -> None:
 
 
 def test_what_the_users_function_refuses() -> None:
-    """It gets shapes as the function gets arrays, and settings as they are."""
+    """The user's `refuses` gets shapes in place of arrays, and settings as they are."""
 
     def refuses(x: Any, w: Any, b: Any, stride: Any, padding: Any) -> Any:
         assert (len(x), len(w)) == (4, 4)
@@ -143,7 +143,7 @@ def test_what_the_users_function_refuses() -> None:
 
 
 def test_a_winograd_contract_makes_two_kernels() -> None:
-    """Its bound is for 3×3 windows of stride 1; the others are judged as sums."""
+    """A Winograd contract makes two kernels: only 3×3 windows of stride 1 have Winograd's bound."""
     kernel = backend(checked_kernels.winograd_conv2d, "conv2d").kernel
     contract = replace(kernel.arithmetic, algorithm="winograd_f2x2")
     winograd, others = FunctionBackend(replace(kernel, arithmetic=contract)).kernels()

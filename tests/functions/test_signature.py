@@ -1,4 +1,4 @@
-"""Binding a problem's arguments to what a function takes."""
+"""Binding a problem's arguments to a function's parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from r18_oracle.functions.signature import Signature
 
 
 def bound(function: Any, like: Like, op: Any) -> tuple[list[Any], dict[str, Any]]:
-    """What a call is given, with the name of each array in its place."""
+    """A call's arguments, with the name of each array in its place."""
     call = like.call(op)
     arrays = [None if index is None else name for name, index in call.arrays]
     return Signature.of(function).bound(call, arrays)
@@ -43,7 +43,7 @@ def test_settings_go_by_position_where_it_has_other_names() -> None:
 
 
 def test_a_function_without_a_signature_gets_all_by_name() -> None:
-    """Such as one of PyTorch's in C++."""
+    """A function without a signature, such as PyTorch's in C++, gets all settings by name."""
     positional, named = bound(torch.conv2d, LIKES["conv2d"], STRIDED)
     assert positional == ["input", "weight", "bias"]
     assert named == {"stride": (2, 1), "padding": 1}
@@ -63,7 +63,7 @@ def test_keyword_only_settings() -> None:
 
 
 def test_every_operator_of_pytorch_can_be_called_with_what_its_like_says() -> None:
-    """With the arguments by which it computes what the op means."""
+    """Every PyTorch operator computes its op if called with its like's arguments."""
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.standard_normal((2, 3, 6, 5)))
     mean, var, weight, bias = (torch.rand(3, dtype=torch.float64) + 0.5 for _ in range(4))

@@ -78,7 +78,7 @@ def test_what_is_below_what_is_expected() -> None:
 
 
 def test_precisions_keep_vectors_as_arrays() -> None:
-    """A bias is of the arrays' format, where a backend's would be of the accumulator's."""
+    """A bias has the arrays' format, while a backend's has the accumulator's."""
     half = expected_of(LIKES["conv2d"], "float16").precision
     assert (half.name, half.vectors) == ("fp16", "float16")
     narrow = Arithmetic("sum", "float32", "bfloat16", "float16").precision

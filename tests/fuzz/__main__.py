@@ -1,4 +1,4 @@
-"""`PYTHONPATH=tests python -m fuzz --minutes 60`: damaged files to every parser, for so long."""
+"""Run `PYTHONPATH=tests python -m fuzz --minutes 60` to read damaged files with every parser."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Many damaged files to many parsers, by several processes.
 
-A turn is a chunk of files for one parser. Turns are numbered and the number, with the seed, decides
+A turn is a chunk of files for one parser. Turns are numbered; the number and the seed decide
 the files, so that the same turns are the same files whichever process takes them.
 """
 
@@ -29,14 +29,14 @@ from fuzz.runs import Failure, chunk, in_child
 from fuzz.targets import Target
 
 CHUNK = 500
-"""Files of a turn, which a child process reads."""
+"""The number of files in a turn, which one child process reads."""
 MEMORY = Path("/dev/shm")
 """A file system in memory: files are written and read again without a disk."""
 
 
 @dataclass
 class Tally:
-    """What a campaign read: files and failures by parser, and the processes that ended early."""
+    """A campaign's counts: files and failures by parser, and processes that ended early."""
 
     files: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)

@@ -50,7 +50,7 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
 
 
 def of_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Bits, bytes, and integers of 2, 4 or 8 bytes; more often near the beginning or the end."""
+    """Changes bits, bytes, or integers of 2, 4 or 8 bytes, more often near the beginning or end."""
     found = bytearray(data)
     if not found:
         return bytes([rng.choice(EDGES)])
@@ -73,7 +73,7 @@ def of_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def of_chunks(rng: random.Random, data: bytes) -> bytes:
-    """Cut off, cut out, doubled or moved."""
+    """Cuts off, cuts out, doubles or moves a chunk."""
     first, last = sorted(rng.randrange(len(data) + 1) for _ in range(2))
     chunk = data[first:last]
     match rng.randrange(5):
@@ -94,14 +94,14 @@ def of_chunks(rng: random.Random, data: bytes) -> bytes:
 
 
 def of_words(rng: random.Random, data: bytes) -> bytes:
-    """A word put in, or in the place of another."""
+    """Inserts a word, or replaces bytes by one."""
     place = rng.randrange(len(data) + 1)
     end = place + rng.choice((0, 0, 1, 4))
     return data[:place] + rng.choice(WORDS) + data[end:]
 
 
 def of_json(rng: random.Random, data: bytes) -> bytes:
-    """A value, a key or an element changed, removed, added or moved."""
+    """Changes, removes, adds or moves a value, a key or an element."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -140,7 +140,7 @@ def of_json(rng: random.Random, data: bytes) -> bytes:
 
 
 def of_members(rng: random.Random, data: bytes) -> bytes:
-    """An archive with a damaged member and checksums that fit."""
+    """An archive with one damaged member and matching checksums."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             held = {info.filename: archive.read(info) for info in archive.infolist()}

@@ -19,22 +19,22 @@ from fuzz.targets import Target
 from r18.errors import R18Error
 
 SECONDS = 20.0
-"""The most for one file, on a busy machine; none takes a second."""
+"""The time limit for one file in seconds, on a busy machine; none takes a second."""
 GROWTH = 768 << 10
-"""The most kilobytes that one file may add to the largest memory of the process."""
+"""The memory limit for one file: kilobytes added to the process's peak."""
 OWN_FAULT = 97
 """The exit code of a child in which the fuzzer itself failed."""
 MOST_MESSAGE = 4000
-"""Characters; what a message quotes is less, and what it lists is known to us."""
+"""The longest message in characters; messages quote less than this, and list only known names."""
 
 
 class TooLong(BaseException):
-    """Not to be caught by what reads the file."""
+    """A timeout, which the reading code must not catch."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A file that was neither accepted nor refused in words."""
+    """A file that was neither accepted nor refused with a message."""
 
     target: str
     data: bytes

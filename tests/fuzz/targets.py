@@ -102,7 +102,7 @@ def exported(format: str) -> Callable[[Path], object]:
 
 
 def alone(format: str) -> Callable[[Path], object]:
-    """Without the manifest, whose hashes would refuse every change."""
+    """A maker of exports without the manifest, whose hashes would refuse every change."""
 
     def make(folder: Path) -> None:
         exported(format)(folder)
@@ -214,7 +214,7 @@ def journal(folder: Path) -> None:
 
 
 def values() -> tuple[bytes, ...]:
-    """Journals with sound pages and another value, so that rows are read at all."""
+    """Journals with sound pages and a changed value, so that rows are read at all."""
     made = []
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "t.csv.journal"
@@ -246,7 +246,7 @@ def use_journal(folder: Path) -> None:
 
 
 def use_salvage(folder: Path) -> None:
-    """A damaged journal is renamed and another put in its place: both go, for the next file."""
+    """Rename a damaged journal and put another in its place; both are removed for the next file."""
     path = folder / "t.csv.journal"
     try:
         salvage_journal(path, IDENTITY)
@@ -319,7 +319,7 @@ def quantised(folder: Path) -> None:
 
 
 def use_quantised(folder: Path) -> None:
-    """With sound digests as well, as somebody would write them who means it."""
+    """Read quantised weights, also with a digest that matches the damage, as an attacker would."""
     path = folder / "q" / "manifest.json"
     try:
         load_weights(folder / "q", tiny())

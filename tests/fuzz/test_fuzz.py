@@ -1,4 +1,4 @@
-"""Damaged files to every parser: accepted or refused in words, within memory and time.
+"""Damaged files for every parser: accepted or refused with a message, in limited memory and time.
 
 A short run; `PYTHONPATH=tests python -m fuzz --minutes 60` is a long one.
 """
@@ -28,7 +28,7 @@ from r18.errors import R18Error
 from support import ROOT, output_of
 
 FILES = 90
-"""Damaged files of a parser of weight 1."""
+"""The number of damaged files for a parser of weight 1."""
 CORPUS = Path(__file__).parent / "corpus"
 
 
@@ -69,7 +69,7 @@ NAMED = {
     "QDQ model": "`.onnx` with QDQ",
     "quantised manifest": "manifests",
 }
-"""What SECURITY.md calls the files of a parser, where it is not the parser's own name."""
+"""SECURITY.md's name for a parser's files, if it is not the parser's own."""
 
 
 def test_security_names_the_files_of_every_parser() -> None:
@@ -100,7 +100,7 @@ def test_an_archive_without_members_is_damaged_too() -> None:
 
 
 def test_what_a_bad_parser_does_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of Python's, control characters, a long message, a long time, much memory."""
+    """Bad parsers are found: Python's errors, control characters, long messages, time, memory."""
 
     def found(read: object) -> str | None:
         return read_one(Target("x", "f", lambda _: None, read), b"", tmp_path)  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def test_what_a_bad_parser_does_is_found(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_much_memory_is_found(tmp_path: Path) -> None:
-    """In a process whose parent is small: of another, it would have the peak from the start."""
+    """Much memory is found, in a child of a small process, whose peak it inherits."""
     code = f"""
 import os
 from pathlib import Path
@@ -170,7 +170,7 @@ def run(targets: list[Target], out: Path, processes: int, files: int) -> Tally:
 def test_several_processes_read_the_files_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each turn once, so that the files that fail are the same."""
+    """Several processes read each turn once, so that the same files fail."""
     monkeypatch.setattr(campaigns, "CHUNK", 20)
 
     def fails(folder: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_process_that_ends_early_is_reported(
 def test_a_parser_that_refuses_a_valid_file_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a parser that lacks something refuses every file, in words."""
+    """A parser that refuses a valid file fails, or a missing library would hide every failure."""
     monkeypatch.setattr(campaigns, "CHUNK", 20)
 
     def refuse(_: Path) -> None:

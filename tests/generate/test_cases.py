@@ -68,7 +68,7 @@ def test_integers_depend_on_what_the_contract_says_of_sums() -> None:
 
 @pytest.mark.parametrize("sums", ["float32", "bfloat16"])
 def test_split_factors_meet_sums_of_any_format(sums: str) -> None:
-    """Integers of two halves need more room than sums in bfloat16 have."""
+    """Split factors get exact cases for any sums; integers of two halves do not fit bfloat16."""
     place = "numpy:matmul?like=matmul&dtype=float32&arrays=numpy"
     one = backend_of(f"check:{place}&contract=sum,{sums},factors=fp16x2").kernel
     problem = Problem(MatMul(1, 1), ((1, 1),))
@@ -95,7 +95,7 @@ def test_the_first_cases_stay_beyond_the_limit() -> None:
 
 
 def test_a_finding_forgets_them() -> None:
-    """The fault may have written to their arrays."""
+    """A finding drops the kept cases, to whose arrays the fault may have written."""
     fault = kernel(Conv2d, fail, "raising")
     before = CASES.made(fault, PROBLEM, "normal", 1, 0)
     with pytest.raises(Failed):

@@ -1,4 +1,4 @@
-"""Corners: every op has some, they are small, and they are what they are said to be."""
+"""Corners: every op has some, they are small, and they have the extents that they claim."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def test_more_channels_and_outputs_than_a_grid_has_blocks_along_an_axis() -> Non
 
 @pytest.mark.parametrize("name", ["cupy/linear/tiled/fp32", "cupy/relayout/transpose/fp32"])
 def test_an_edge_is_crossed_on_one_axis_while_another_is_full(name: str) -> None:
-    """Of both pairs: rows and columns of a product, channels and pixels of a transposition."""
+    """An edge is crossed on one axis while another is full: on both axes of a product (rows and
+    columns) and of a transposition (channels and pixels)."""
     (kernel,) = (k for k in load_backend("cupy").kernels() if k.id == name)
     found = crossings(kernel, QUICK.max_elements, QUICK.max_macs)
     if kernel.op is Linear:
@@ -106,7 +107,7 @@ def test_an_edge_is_crossed_on_one_axis_while_another_is_full(name: str) -> None
 
 
 def cupy_kernels(part: str) -> list[Any]:
-    """Those with this op or algorithm, or one that it begins, and that choose their own tile."""
+    """cupy's kernels whose op or algorithm starts with `part`, and that choose their own tile."""
     every = load_backend("cupy").kernels()
     found = [k for k in every if f"/{part}" in k.id and k.id.count("/") < 5]
     assert found
@@ -114,7 +115,7 @@ def cupy_kernels(part: str) -> list[Any]:
 
 
 def persistent_kernels() -> list[Any]:
-    """Those of floats whose blocks compute several tiles."""
+    """cupy's float kernels whose blocks compute several tiles."""
     parts = ("implicit_gemm_wgmma_stream", "implicit_gemm_wgmma_pingpong")
     return [kernel for part in parts for kernel in cupy_kernels(part)]
 

@@ -50,7 +50,7 @@ def test_a_workspace_without_a_limit_has_no_rounds(scratch: Any) -> None:
 @pytest.mark.parametrize("tile", [1, 16, 128])
 @pytest.mark.parametrize("limit", [1 << 9, 3000, 1 << 14, 50_000, 1 << 19])
 def test_a_limit_on_pixels_is_exceeded_by_two_or_three_rounds(limit: int, tile: int) -> None:
-    """Of each batch or of each image, in whole tiles."""
+    """A limit on a batch's or an image's pixels is exceeded by 2 or 3 rounds of whole tiles."""
     limit = max(limit, 8 * tile)
 
     def of_batch(problem: Problem) -> int:
@@ -70,7 +70,7 @@ def test_a_limit_that_only_larger_problems_exceed_is_left() -> None:
 
 
 def test_every_limit_of_cupy_is_exceeded_and_the_last_round_is_not_full() -> None:
-    """Without a device: workspaces and launches are pure."""
+    """Every cupy limit is exceeded with a partial last round; no device is needed."""
     backend = r18_cupy.Backend()
     found: dict[str, int] = {}
     for one in with_choices(backend, backend.kernels()):
@@ -92,7 +92,7 @@ def test_every_limit_of_cupy_is_exceeded_and_the_last_round_is_not_full() -> Non
 def test_only_rounds_show_a_fault_of_the_last_one(
     fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even the network's problems do."""
+    """A fault of the last round shows in no other problem, not even the network's."""
     backend = HostBackend([fault.kernel])
     report = run_campaign(backend, fault.kernel, QUICK, 0, network_name=None)
     assert report.finding is not None

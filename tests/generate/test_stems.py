@@ -1,4 +1,4 @@
-"""Convolutions with their max-pooling in the oracle: what is bounded, drawn, given and forgiven."""
+"""Convolutions with max-pooling in the oracle: bounds, drawn problems, values, tolerances."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ POOL = MaxPool2d((1, 3), (1, 1))
 
 
 def row(values: list[float], w: float, precision: Precision = FP32, **fused: bool) -> Case:
-    """A row of pixels times one weight, and the maximum of each three neighbours."""
+    """A case: a row of pixels times one weight, and the maximum of each three neighbours."""
     op = ConvMaxPool(Conv2d(1, 1, (1, 1), **fused), POOL)
     x = np.array(values, precision.dtype).reshape(1, 1, 1, -1)
     weight = np.full((1, 1, 1, 1), w, precision.dtype)
@@ -49,7 +49,7 @@ def row(values: list[float], w: float, precision: Precision = FP32, **fused: boo
 
 
 def bound_of(case: Case, contract: RoundingContract = SUM) -> tuple[Array, Array]:
-    """The result and its largest error, as lists of the one row."""
+    """The result and its largest error, flattened to one row."""
     y = reference(case.problem, *case.wide())
     return y.reshape(-1), bound(case, contract, y).largest.reshape(-1)
 
@@ -64,7 +64,7 @@ def errors_of_conv(case: Case, contract: RoundingContract = SUM) -> tuple[Array,
 
 
 def test_a_window_errs_by_what_can_win_it() -> None:
-    """Of 1 and 3 behind the maximum 1000 nothing is seen; 1000's own error is."""
+    """A window's error is that of its possible maxima: 1000's, and nothing of 1 and 3."""
     _, own = errors_of_conv(row([1.0, 1000.0, 3.0], 0.7))
     _, found = bound_of(row([1.0, 1000.0, 3.0], 0.7))
     assert found == pytest.approx([own[1]], rel=1e-12)
@@ -72,7 +72,7 @@ def test_a_window_errs_by_what_can_win_it() -> None:
 
 
 def test_what_is_near_the_maximum_and_less_exact_counts() -> None:
-    """A sum that cancels is less than the maximum, and may be computed as more."""
+    """An inexact sum near the maximum counts: a sum that cancels may be computed as the larger."""
     problem = Problem(ConvMaxPool(Conv2d(2, 1, (1, 1)), POOL), ((1, 2, 1, 3),))
     x = np.array([[1.0, 0.0, 1e8], [0.0, 0.0, -1e8]], np.float32).reshape(1, 2, 1, 3)
     case = Case(problem, FP32, (x,), (np.full((1, 2, 1, 1), 0.7, np.float32),))
@@ -88,7 +88,7 @@ def test_what_is_near_the_maximum_and_less_exact_counts() -> None:
 def test_no_error_of_the_convolution_leaves_the_bound_and_some_reach_it(
     seed: int, stored_sum: bool, half: bool
 ) -> None:
-    """Outputs of the convolution moved by as much as they may be off, and pooled."""
+    """Perturbed and pooled outputs of the convolution stay in the bound and nearly reach it."""
     rng = np.random.default_rng(seed)
     precision = FP16 if half else FP32
     contract = RoundingContract("sum", "float32", precision.storage, stored_sum=stored_sum)
@@ -143,7 +143,7 @@ def test_an_infinity_or_nan_is_where_the_semantics_say() -> None:
 
 
 def test_what_overflows_to_minus_infinity_loses_to_its_neighbours() -> None:
-    """2·largest may have become infinite on the way: with either sign, or be right."""
+    """A sum that overflows to −∞ loses to its neighbours; with ±∞ or the right value it passes."""
     largest = float(np.finfo(np.float32).max)
     problem = Problem(ConvMaxPool(Conv2d(2, 1, (1, 1)), POOL), ((1, 2, 1, 3),))
     x = np.array([[largest, 1.0, 3.0], [-largest, 0.0, 0.0]], np.float32).reshape(1, 2, 1, 3)
@@ -176,7 +176,7 @@ def stem(bias: bool, relu: bool, channels: int = 5) -> Problem:
 def test_exact_integers_show_a_padding_that_wins(
     bias: bool, relu: bool, precision: Precision
 ) -> None:
-    """As a sum of zero before the bias, or as an output of zero; and they are exact."""
+    """Exact integers show padding that wins, as a zero sum before the bias or a zero output."""
     problem = stem(bias, relu)
     assert isinstance(problem.op, ConvMaxPool)
     assert fewest_variants(pooled(precision), problem, "exact") == 2

@@ -51,7 +51,7 @@ def test_conv_shape_and_macs_equal_pytorch(
     padding: tuple[int, int],
     n: tuple[int, int],
 ) -> None:
-    """Where PyTorch computes a shape ours is the same, and where it refuses ours does."""
+    """A convolution has PyTorch's shape, and is refused if PyTorch refuses it."""
     batch, channels = n
     op = Conv2d(channels, 5, kernel, stride, padding)
     x = torch.empty(batch, channels, *image, device="meta")
@@ -110,7 +110,7 @@ def test_grouped_and_dilated_shapes_weights_and_macs_equal_pytorch(
 
 
 def test_groups_and_dilation_of_1_are_in_no_name() -> None:
-    """Tables, records and findings name problems as before there were these fields."""
+    """Groups and dilation of 1 appear in no name, so older tables and records stay valid."""
     plain = Problem(Conv2d(4, 8, (3, 3), (2, 2), (1, 1), bias=True), ((1, 4, 8, 8),))
     assert str(plain) == (
         "conv2d+bias(in_channels=4, out_channels=8, kernel_size=3×3, stride=2×2, padding=1×1) "
@@ -393,7 +393,7 @@ def test_physical_shapes() -> None:
 
 
 def test_ops_are_values() -> None:
-    """Equal ops are one key, and nothing can change them: plans and caches rely on it."""
+    """Equal ops are one key and immutable, on which plans and caches rely."""
     assert len({Conv2d(3, 8, (3, 3)), Conv2d(3, 8, (3, 3)), Conv2d(3, 8, (3, 3), relu=True)}) == 2
     assert {Problem(ReLU(), ((1, 2),)): 1}[Problem(ReLU(), ((1, 2),))] == 1
     with pytest.raises(dataclasses.FrozenInstanceError):

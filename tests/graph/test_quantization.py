@@ -211,7 +211,7 @@ def test_which_networks_have_an_integer_form() -> None:
 
 
 def test_values_and_their_scales() -> None:
-    """Max-pooling keeps its input's; logits have none; the input's is that of its integers."""
+    """Max-pooling keeps its input's scale, logits have none, and the image's is its integers'."""
     formats = scaled_values(INTEGERS)
     stored = {step.output for step in FOLDED.steps if not isinstance(step.op, MaxPool2d | Linear)}
     assert set(formats) == {"image", *stored}
@@ -342,7 +342,7 @@ def test_what_is_kept_does_not_change() -> None:
 
 
 def by_hand(found: Quantization) -> str:
-    """The digest, as the docstring of `digest` says."""
+    """The digest, computed as the docstring of `digest` says."""
     how = found.calibration
     text = hashlib.sha256()
     full = 1 if found.full_range else 0

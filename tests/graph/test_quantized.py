@@ -57,7 +57,7 @@ OF_ONE = QuantizePixels(Normalize((0.5,), (0.25,)))
 
 
 def run(op: Any, *arrays: Array) -> Array:
-    """An op on numpy, in its own formats: inputs, then weights."""
+    """The output of an op on numpy, in its own formats; arrays are inputs, then weights."""
     problem = Problem(op, tuple(array.shape for array in arrays[: op.arity]))
     return run_kernel(NUMPY, KERNELS[type(op)], problem, *arrays)
 
@@ -69,7 +69,7 @@ def image(values: list[int], dtype: Any = np.uint8) -> Array:
 def requantised(
     sums: list[int], multiplier: float, relu: bool = False, residual: list[int] | None = None
 ) -> list[int]:
-    """What sums become: the bias of a black image, one channel each."""
+    """The integers that sums become: each sum is the bias of a channel of a black image."""
     conv = Conv2d(1, len(sums), (1, 1), bias=True, residual=residual is not None, relu=relu)
     op = QuantizedConv2d(conv, ("uint8", "int8")[: conv.arity])
     channels = np.ones(len(sums), np.float32)
@@ -118,7 +118,7 @@ def test_ties_go_to_the_even_integer_and_both_ends_saturate() -> None:
 
 
 def test_the_sum_is_rounded_to_float32_before_it_is_scaled() -> None:
-    """2²⁵ + 2 is a tie of float32 and becomes 2²⁵, so the number is a tie too, and not above it."""
+    """Sums round to float32 first: 2²⁵ + 2 ties to 2²⁵, so the product is a tie too, not above."""
     multiplier = np.float32(100.5 / 2**25)
     assert np.float32(2**25) * multiplier == 100.5
     assert requantised([2**25, 2**25 + 2, 2**25 + 3], float(multiplier)) == [100, 100, 101]
@@ -298,7 +298,7 @@ def numbers_of(images: Array) -> dict[str, Array]:
 
 
 def scales_of(numbers: Mapping[str, Array], schedule: Schedule) -> dict[str, float]:
-    """The largest magnitude at the end of each format."""
+    """Each value's largest magnitude divided by the largest integer of its format."""
     stored = {s.output: s.op.output_storage for s in schedule.steps} | {"image": "int8"}
     return {
         value: float(np.abs(array).max()) / (255 if stored[value] == "uint8" else 127)
@@ -313,8 +313,8 @@ def images() -> Array:
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_a_network_in_integers_is_its_steps_one_after_the_other(bits: int) -> None:
-    """Every value of a program equals that of the reference, which computes it from the one before;
-    of eight bits, and barely of four, the logits are those of the float network."""
+    """Every value equals the reference's, which is computed from the value before it;
+    with eight bits, and barely with four, the logits are near the float network's."""
     schedule = quantized(NETWORK, bits)
     numbers = numbers_of(images())
     weights = quantized_weights(NETWORK, WEIGHTS, scales_of(numbers, schedule), bits)
@@ -335,7 +335,7 @@ def test_a_network_in_integers_is_its_steps_one_after_the_other(bits: int) -> No
 
 
 class ChannelsLast(r18_numpy.Backend):
-    """Its first step and its convolutions are in NHWC, all others in NCHW."""
+    """A backend whose first step and convolutions are NHWC, and everything else NCHW."""
 
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(
@@ -376,7 +376,7 @@ def test_a_relayout_moves_values_as_they_are_stored() -> None:
 
 
 def test_pixels_become_the_integers_that_normalised_images_become() -> None:
-    """But for ties and for what float32 rounds twice."""
+    """Pixels give the integers of normalised images, except at ties and by double rounding."""
     schedule = quantized(NETWORK)
     numbers = numbers_of(images())
     weights = quantized_weights(NETWORK, WEIGHTS, scales_of(numbers, schedule))

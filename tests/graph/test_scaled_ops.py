@@ -1,4 +1,4 @@
-"""Scaled ops, the pass that makes them, and the weights that they read."""
+"""Scaled ops, the pass that makes them, and their weights."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_what_fp8_cannot_do_is_said() -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_logits_are_near_those_of_floats(name: str) -> None:
-    """Random weights lose more than trained ones: their logits are sums that cancel."""
+    """fp8 logits are near float ones; random weights, whose sums cancel, lose more than trained."""
     weights, backend = load_weights("synthetic", tiny()), load_backend(name)
     images = np.random.default_rng(1).standard_normal((4, *tiny().input_shape)).astype(np.float32)
     values = tuple(ranges())

@@ -23,7 +23,7 @@ DILATED = {
     "resnet50 dilated in layer4": ("resnet50", (False, False, True)),
     "resnext50_32x4d dilated in layer3 and layer4": ("resnext50_32x4d", (False, True, True)),
 }
-"""Names of networks here, and torchvision's name and `replace_stride_with_dilation`."""
+"""Dilated networks: torchvision's name and `replace_stride_with_dilation`."""
 
 BUILD: dict[str, Callable[..., Schedule]] = {name: NETWORKS[name] for name in FAMILY} | {
     ours: partial(replace(FAMILY[name], dilate=dilate).schedule, ours)
@@ -34,7 +34,7 @@ ALL = pytest.mark.parametrize("name", BUILD)
 
 @cache
 def theirs(name: str) -> torch.nn.Module:
-    """torchvision's network with shapes alone: its tensors hold no memory."""
+    """torchvision's network with shapes only: its tensors hold no memory."""
     model, dilate = DILATED.get(name, (name, None))
     with torch.device("meta"):
         given = {} if dilate is None else {"replace_stride_with_dilation": list(dilate)}
@@ -43,7 +43,7 @@ def theirs(name: str) -> torch.nn.Module:
 
 @cache
 def node_names(name: str) -> tuple[str, ...]:
-    """torchvision's own names of the nodes of its graph, in order, but the input's."""
+    """torchvision's names of the nodes of its graph, in order, without the input."""
     _, evaluated = get_graph_node_names(theirs(name))
     assert evaluated[0] == "x"
     return tuple(evaluated[1:])
@@ -54,7 +54,7 @@ def node_names(name: str) -> tuple[str, ...]:
 
 @ALL
 def test_step_names_are_torchvisions_node_names_in_order(name: str) -> None:
-    """All of them but `flatten`, which our global average pool contains."""
+    """Steps are torchvision's nodes in order, except `flatten`, part of our average pool."""
     assert [s.name for s in BUILD[name]().steps] == [n for n in node_names(name) if n != "flatten"]
 
 
@@ -75,7 +75,7 @@ def test_every_intermediate_shape_is_torchvisions(name: str, size: int) -> None:
 
 @ALL
 def test_weights_are_torchvisions_state_dict(name: str) -> None:
-    """Names, order and shapes; `num_batches_tracked` counts training steps and is no weight."""
+    """Weights have torchvision's names, order and shapes, without the counter of training steps."""
     expected = {
         key: tuple(tensor.shape)
         for key, tensor in theirs(name).state_dict().items()
@@ -88,7 +88,7 @@ def test_weights_are_torchvisions_state_dict(name: str) -> None:
 
 @ALL
 def test_every_module_path_is_a_checkpoint_on_the_modules_output(name: str) -> None:
-    """A module's output is what the last node of its path makes (a block's ReLU runs twice)."""
+    """Each module path is a checkpoint: the output of its last node (a block's ReLU runs twice)."""
     schedule = BUILD[name]()
     paths = [path for path, _ in theirs(name).named_modules() if path]
     for path in paths:
@@ -99,7 +99,7 @@ def test_every_module_path_is_a_checkpoint_on_the_modules_output(name: str) -> N
 
 @ALL
 def test_every_window_is_that_of_torchvisions_module(name: str) -> None:
-    """Shapes do not tell where a stride is, in which convolution dilation begins, or of groups."""
+    """Windows are torchvision's: shapes do not show strides, dilation and groups."""
     modules = dict(theirs(name).named_modules())
     for step in BUILD[name]().steps:
         if isinstance(step.op, Conv2d):
@@ -212,7 +212,7 @@ def test_what_tells_no_resnet_is_refused_in_words(parameters: dict[str, object],
 
 
 def test_the_family_in_small_has_what_each_of_it_needs() -> None:
-    """Bottlenecks with and without a shortcut of their own, groups, and dilation."""
+    """The small networks have bottlenecks with and without their own shortcut, groups, dilation."""
     plain, grouped = network("tiny_bottleneck"), network("tiny_resnext")
     assert {s.op.label for s in plain.steps} == {s.op.label for s in resnet50().steps}
     names = {step.name for step in plain.steps}
@@ -325,7 +325,7 @@ def test_a_fold_that_serves_no_step_is_refused() -> None:
 
 
 def test_two_steps_may_share_a_weight_but_not_disagree_about_its_shape() -> None:
-    """Else the name stands for two tensors and only one of the steps can be given its own."""
+    """A weight shared by two steps must have one shape, or its name would mean two tensors."""
     second = Step("conv2", Conv2d(4, 4, (3, 3)), ("conv",), "conv2", ("conv.weight",))
     with pytest.raises(ScheduleError, match=r"conv\.weight"):
         two_steps(CONV, second)

@@ -1,4 +1,4 @@
-"""Sizes as callers give them: ints for pairs and lists are taken, the rest is refused in words."""
+"""Sizes from callers: ints for pairs, and lists, are accepted; all else gets a message."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from r18.graph.schedule import Schedule, Step
 from r18.runtime.arena import Lifetime, plan_arena
 
 ANY: Any = None
-"""For what the type checker would not let a caller write."""
+"""An `Any`, for calls that the type checker would reject."""
 
 
 def op(kind: Any, *args: Any, **named: Any) -> Op:
-    """Made as an untyped caller would."""
+    """An op, made as an untyped caller would."""
     made: Op = kind(*args, **named)
     return made
 
@@ -137,7 +137,7 @@ def test_a_scalar_has_a_batch_of_one() -> None:
 
 
 def test_bytes_do_not_wrap() -> None:
-    """As products of NumPy's 32-bit and 64-bit integers do."""
+    """Byte counts do not wrap, as products of NumPy's integers would."""
     wide: Any = (np.int32(65_536), np.int32(65_536))
     assert tensor_nbytes(wide, np.dtype(np.float32)) == 2**34
     wide = (np.int64(2**40), np.int64(2**40))

@@ -1,4 +1,4 @@
-"""Programs that take pixels: what is planned, and that they normalise as the host does."""
+"""Programs that take pixels: their plans, and that they normalise as the host does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BACKENDS = {"numpy": r18_numpy.Backend, "torch": r18_torch.cpu}
 
 
 def preprocessed(pixels: Array) -> Array:
-    """As `r18.images.preprocess` has it, of pixels (N, C, H, W)."""
+    """Pixels (N, C, H, W) normalised by `r18.images.preprocess`."""
     same = Preprocess(32, 32, IMAGENET.mean, IMAGENET.std)
     return np.stack(
         [preprocess_image(Image.fromarray(image), same) for image in pixels.transpose(0, 2, 3, 1)]
@@ -173,14 +173,14 @@ def test_every_precision_of_the_gpu_has_a_kernel_that_takes_the_networks_images(
 
 
 def with_fault(name: str) -> Backend:
-    """NumPy's kernels, but for a wrong one of this op."""
+    """NumPy's kernels with one wrong kernel for `Normalize`."""
     kernels = [k for k in r18_numpy.Backend().kernels() if k.op is not Normalize]
     wrong = (f.kernel for f in FAULTS if f.kernel.id == f"fault/normalize/{name}/fp32")
     return HostBackend([*kernels, *wrong])
 
 
 def test_a_wrong_kernel_of_it_shows_in_the_logits() -> None:
-    """That the program uses what its plan names."""
+    """A wrong `Normalize` changes the logits, so the program uses the kernel of its plan."""
     pixels = bytes_of(SCHEDULE, BATCH)
     right = r18_numpy.Backend().compile(SCHEDULE, WEIGHTS, options())
     swapped = with_fault("bgr").compile(SCHEDULE, WEIGHTS, options())
@@ -200,7 +200,7 @@ def test_a_wrong_kernel_of_it_shows_in_the_logits() -> None:
     ],
 )
 def test_every_checkpoint_from_the_same_bytes(name: str, precision: str, level: str) -> None:
-    """Float64 begins with the pixels too, so that what the first step loses is seen."""
+    """Checkpoints are right from pixels on; float64 starts there too, so the first step counts."""
     weights = load_weights("synthetic", SCHEDULE)
     report = compare_checkpoints(
         get_backend(name),

@@ -1,4 +1,4 @@
-"""Preprocessing: the bits of torchvision's transform, and what hostile files get instead."""
+"""Preprocessing: the bits of torchvision's transform, and errors for hostile files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def torchvision_says(source: Any, **preset: Any) -> Array:
-    """What torchvision makes of a file, or of an image; `preset` replaces the ImageNet values."""
+    """torchvision's transform of a file or an image; `preset` replaces the ImageNet values."""
     image = source if isinstance(source, Image.Image) else Image.open(source)
     transform = ResNet18_Weights.IMAGENET1K_V1.transforms(**preset)
     return transform(image.convert("RGB")).numpy()  # type: ignore[no-any-return]
@@ -78,7 +78,7 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds no pixel: decoding it fails with another message."""
+    """A PNG with a size and no pixel, which fails in decoding with another message."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -267,7 +267,7 @@ def test_every_photograph(shared: Path) -> None:
 
 
 def photographs(count: int) -> list[bytes]:
-    """Files of falling size, so that in a pool the last are ready before the first."""
+    """Files of falling size, so that a pool finishes the last before the first."""
     return [encoded(noise(40 * (count - i), 300, seed=i), "PNG") for i in range(count)]
 
 
@@ -541,7 +541,7 @@ def test_no_warning_leaks_and_no_global_changes(data: bytes, refused: bool) -> N
 
 
 class WarningStream(io.BytesIO):
-    """Warns as it is read, and begins a `catch_warnings` that ends when the test says so."""
+    """A stream that warns as it is read, and starts a `catch_warnings` that the test ends."""
 
     began: warnings.catch_warnings[None] | None = None
 

@@ -1,4 +1,4 @@
-"""The test of bias: its line holds for what rounds to nearest, and shows what is cut off."""
+"""The bias test: rounding to nearest stays below its line, and truncation shows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_truncating_contract_and_float64_have_no_line() -> None:
 
 
 def test_influence_is_the_effect_of_each_factor() -> None:
-    """Against one changed factor at a time."""
+    """Each factor's influence is the effect of changing that factor alone."""
     problem = Problem(Conv2d(2, 2, (2, 2), (2, 1), (1, 0)), ((1, 2, 3, 4),))
     case: Case = make_case(TWINS[0], LINEAR, "normal", 0)
     rng = np.random.default_rng(3)
@@ -114,7 +114,7 @@ def test_few_elements_are_not_judged() -> None:
 
 
 def test_a_small_bias_that_all_outputs_share_is_no_fault() -> None:
-    """Every sum is a multiple of its last bit, so the bias is rounded the same way in all."""
+    """A small bias that all outputs share is no fault: each sum of one product rounds alike."""
     problem = Problem(Linear(1, 1), ((4345, 1),))
     right = kernel("toy", Linear, "plain", linear)
     found = [judged(right, problem, "positive", seed) for seed in range(12)]
@@ -122,7 +122,8 @@ def test_a_small_bias_that_all_outputs_share_is_no_fault() -> None:
 
 
 def test_outputs_that_see_only_padding_are_no_fault() -> None:
-    """All are the bias, rounded alike. A kernel was accused of this; seeds 0 to 11 hold it."""
+    """Outputs that see only padding are the bias, rounded alike, and no fault. A kernel was accused
+    of this; seeds 0 to 11 cover it."""
     problem = Problem(Conv2d(1, 1, (1, 1), (1, 2), (0, 1), bias=True), ((1, 1, 67, 1),))
 
     def run(op: Any, x: Any, w: Any, out: Array, scratch: Any) -> None:
@@ -141,8 +142,9 @@ def test_outputs_that_see_only_padding_are_no_fault() -> None:
 def test_a_bias_that_decides_what_storage_drops_is_no_fault(
     kind: str, channels: int, residual: bool, stored_sum: bool
 ) -> None:
-    """Kernels were accused where products were 0 or few multiples of one number, as are those of
-    weights that add up to 0 and pixels near 100, and where the sum is stored before the bias."""
+    """A bias that decides what storage drops is no fault. Kernels were accused if products were 0
+    or few multiples of one number (as of weights that add up to 0 and pixels near 100), and if the
+    sum is stored before the bias."""
     op = Conv2d(channels, 3, (1, 1), bias=True, residual=residual)
     problem = Problem(op, ((4, channels, 20, 55), (4, 3, 20, 55))[: 1 + residual])
 
@@ -161,7 +163,8 @@ def test_a_bias_that_decides_what_storage_drops_is_no_fault(
 
 
 def test_a_weight_that_leads_its_channel_is_no_fault() -> None:
-    """255 is the largest factor of eight bits: each pixel times it is rounded down to bfloat16."""
+    """A weight that leads its channel is no fault: every pixel times 255, the largest 8-bit factor,
+    is rounded down to bfloat16."""
     weights = np.full((1, 8), 2.0**-3)
     weights[0, 0] = 255
     pixels = np.random.default_rng(0).integers(129, 256, (4096, 8)).astype(np.float64)
@@ -197,7 +200,7 @@ def test_one_product_of_half_the_sum_leads_it() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 300, 5000])
 def test_equal_numbers_have_one_group_and_others_their_own(count: int) -> None:
-    """Equal as float32 numbers: both zeros are, and no NaN is."""
+    """Numbers that are equal as float32 share a group: both zeros do, and no NaN does."""
     rng = np.random.default_rng(count)
     values = np.array([0.0, -0.0, 1.0, 1.0 + 2.0**-30, -1.0, 2.0**-149, np.inf, -np.inf])
     some = np.concatenate([rng.choice(values, count), rng.standard_normal(count)])

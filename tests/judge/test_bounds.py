@@ -1,4 +1,4 @@
-"""The derived bounds: never exceeded by correct kernels, and nearly reached by unlucky data."""
+"""The derived bounds: correct kernels never exceed them, and unlucky data nearly reach them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(kernel: HostKernel, case: Case) -> Array:
 
 
 def judged(kernel: HostKernel, problem: Problem, *arrays: Array) -> Judgement:
-    """A control on float64 arrays: the problem's inputs, then its weights."""
+    """The judgement of a control on float64 arrays: the problem's inputs, then its weights."""
     arity = problem.op.arity
     case = Case.of(kernel, problem, arrays[:arity], arrays[arity:])
     return judge(case, kernel.contract, run(kernel, case))
@@ -78,7 +78,7 @@ def dot(depth: int, outputs: int = 1, batch: int = 1) -> Problem:
 def bounded(
     problem: Problem, rule: RoundingContract, precision: Precision, *arrays: Array
 ) -> Array:
-    """The bound alone, of float64 arrays."""
+    """The bound of a problem on float64 arrays."""
     arity = problem.op.arity
     case = Case(problem, precision, arrays[:arity], arrays[arity:])
     return bound(case, rule, reference(problem, arrays[:arity], arrays[arity:])).largest
@@ -141,7 +141,7 @@ def test_blocks_tighten_and_cutting_off_widens() -> None:
 
 
 def test_bounds_are_monotonic() -> None:
-    """In K, in the coarseness of every format, and in what is claimed about rounding."""
+    """Bounds grow with K, with coarser formats, and with weaker claims about rounding."""
     rng = np.random.default_rng(0)
     x, w, b = rng.random((1, 64)), rng.random((1, 64)), rng.random(1)
 
@@ -163,7 +163,7 @@ def test_bounds_are_monotonic() -> None:
 
 
 def test_factors_that_are_claimed_to_be_wider_are_not_forgiven() -> None:
-    """Winograd's transformed ones in float32: what is left is mostly the storage's rounding."""
+    """Winograd with float32 factors is forgiven little more than the storage's rounding."""
     rng = np.random.default_rng(0)
     conv = Problem(Conv2d(8, 3, (3, 3), padding=(1, 1)), ((1, 8, 6, 6),))
     arrays = rng.random((1, 8, 6, 6)), rng.random((3, 8, 3, 3))
@@ -221,7 +221,8 @@ def test_a_contract_names_formats_of_outputs_that_arrays_hold(output: str) -> No
 
 
 def test_outputs_in_tf32_have_one_rounding_more() -> None:
-    """(1 + 2⁻¹¹)E + 2⁻¹¹|y| + 2⁻¹³⁷, and nothing finite above tf32's largest number is expected."""
+    """tf32 outputs have the bound (1 + 2⁻¹¹)E + 2⁻¹¹|y| + 2⁻¹³⁷; beyond tf32's largest number no
+    finite value is expected."""
     kernel = BY_ID["control/conv2d/tensor_core_to_tf32/tf32"]
     case = make_case(kernel, Problem(Conv2d(5, 3, (3, 3)), ((2, 5, 7, 6),)), "normal", 3)
     y = reference(case.problem, *case.wide())
@@ -238,7 +239,8 @@ def test_outputs_in_tf32_have_one_rounding_more() -> None:
 
 
 def test_integers_beyond_tf32_show_how_outputs_are_rounded() -> None:
-    """In every other variant: the others are small, so that nothing hides behind a rounding."""
+    """Every other exact variant has integers beyond tf32, which show how outputs are rounded; the
+    others are small, so that no rounding hides a fault."""
     kernel = BY_ID["control/conv2d/tensor_core_to_tf32/tf32"]
     problem = Problem(Conv2d(5, 3, (3, 3)), ((2, 5, 7, 6),))
     assert fewest_variants(kernel, problem, "exact") == 2
@@ -269,7 +271,7 @@ def test_a_contract_names_formats_of_factors_that_there_are() -> None:
 
 
 def test_the_formula_by_hand() -> None:
-    """K = 2 products and a bias, in fp32 and stored in bfloat16."""
+    """The bound of K = 2 products and a bias, in fp32 and stored in bfloat16, by hand."""
     x, w, b = np.array([[3.0, -5.0]]), np.array([[2.0, 1.0]]), np.array([0.5])
     size, y, own = 11.5, 1.5, gamma(4, 2.0**-53) * 11.5
     inner = gamma(3, 2.0**-24) * size + own
@@ -280,7 +282,7 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_the_formula_of_promoted_sums_by_hand() -> None:
-    """Runs of 32 products lose 32 + 8 times 2u, and pass through an addition for each run of a tap.
+    """By hand: runs of 32 products lose 32 + 8 times 2u, and each run of a tap adds an addition.
 
     Then one addition joins the cross products, and one adds the bias.
     """
@@ -316,7 +318,8 @@ def test_only_truncated_sums_are_promoted() -> None:
 
 
 def test_promoted_sums_lose_a_tenth_of_what_truncated_ones_do() -> None:
-    """Of a sum of the length of one in layer 4; both leave the same of the cross products."""
+    """Promoted sums lose a tenth as much as truncated ones, at layer 4's length; both lose the same
+    in the cross products."""
     rng = np.random.default_rng(7)
     x, w = (rng.uniform(0.5, 1, shape).astype(np.float32) for shape in ((4608, 6), (5, 4608)))
     exact = w.astype(np.float64) @ x
@@ -329,7 +332,7 @@ def test_promoted_sums_lose_a_tenth_of_what_truncated_ones_do() -> None:
 
 
 def test_the_formula_of_split_products_by_hand() -> None:
-    """K = 2 products and a bias: sums of 2 and of 4 products, and one rounding to join them."""
+    """Split products by hand: K = 2 and a bias, sums of 2 and of 4 products, and one to join."""
     x, w, b = np.array([[3.0, -5.0]]), np.array([[2.0, 1.0]]), np.array([0.5])
     a, u, size, total = 2.0**-11, 2.0**-24, 11.0, 8.0 + 3.0
     main = (1 + a) ** 2 * size + 2.0**-25 * (1 + a) * total
@@ -346,7 +349,7 @@ def test_the_formula_of_split_products_by_hand() -> None:
 
 
 def test_what_a_pair_loses_of_a_factor() -> None:
-    """The three lines of `split_sum_error`, in rational arithmetic; and each is nearly reached."""
+    """A split factor loses what `split_sum_error` says, in rational arithmetic, and nearly that."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**31, 30_000, dtype=np.uint32)
     bits[::2] = (bits[::2] % (31 << 23)) + np.uint32(100 << 23)  # where halves are subnormal
@@ -378,7 +381,7 @@ def test_what_a_pair_loses_of_a_factor() -> None:
 
 
 def test_every_significand_of_23_bits_is_a_pair() -> None:
-    """And not every one of 24, so that none of the halves is wider than it has to be."""
+    """Every 23-bit significand is a pair of halves, and not every 24-bit one."""
     rng = np.random.default_rng(0)
     whole = rng.integers(-(2**23), 2**23 + 1, 50_000)
     for scale in (2.0**-23, 2.0**-8):
@@ -479,7 +482,7 @@ def classifier(shape: tuple[int, ...], outputs: int) -> Problem:
 
 
 def large_problems(kernel: HostKernel) -> tuple[Problem, ...]:
-    """Some ten thousand outputs, and fewer of longer sums."""
+    """A problem with some ten thousand outputs, and one with fewer outputs and longer sums."""
     match kernel.op.name:
         case "conv2d":
             some = Conv2d(4, 8, (3, 3), (1, 1), (1, 1), bias=True)
@@ -551,7 +554,7 @@ EXTREMES = 6
     ids=lambda kernel: kernel.id,
 )
 def test_the_whole_range_of_the_format(kernel: HostKernel) -> None:
-    """Subnormal and almost overflowing factors, products and sums, and some infinities and NaN."""
+    """Bounds hold for subnormal and nearly overflowing values, infinities and NaN."""
     for seed in range(EXTREMES):
         rng = np.random.default_rng(seed)
         problem = small_problem(kernel, rng)
@@ -615,7 +618,7 @@ def small_problem(kernel: HostKernel, rng: np.random.Generator) -> Problem:
 
 
 def extreme(kernel: HostKernel, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Values around one place of the exponent's range, or all over it."""
+    """Values around one exponent of the format, or over its whole range."""
     known = FORMATS[kernel.precision.storage]
     low, high = math.log2(known.eta), math.log2(known.largest)
     places = ((0, 4), (low / 2, 8), (low + 10, 12), (high / 2, 6), (high - 6, 5), (0, high))
@@ -632,7 +635,7 @@ def extreme(kernel: HostKernel, shape: tuple[int, ...], rng: np.random.Generator
 def test_the_statistical_line_is_crossed_no_more_often_than_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With δ so large that the line says: at most every other call of 40 outputs."""
+    """The statistical line is crossed by at most every other call of 40 outputs if δ says so."""
     monkeypatch.setattr(bounds, "DELTA", 0.5)
     kernel = BY_ID["control/linear/sum_reversed/fp32"]
     crossed, calls, nearest = 0, 100, 0.0
@@ -678,7 +681,7 @@ def ones_and(rest: float, places: list[int], depth: int = STICKY) -> tuple[Array
 
 
 def lost_in_a_tensor_core(guard_bits: int, depth: int = STICKY) -> tuple[Array, ...]:
-    """1, and products just below the last bit that is kept beside it."""
+    """The factors 1 and products just below the last bit that a tensor core keeps next to it."""
     rest = 2.0 ** -(12 + guard_bits) * (1 - 2.0**-7)  # of 8 bits: exact in bfloat16 too
     x, w, b = ones_and(rest, [0], depth)
     w[:, 1:] = 2.0**-11
@@ -686,10 +689,10 @@ def lost_in_a_tensor_core(guard_bits: int, depth: int = STICKY) -> tuple[Array, 
 
 
 def impulses(tile: int, last_first: bool) -> tuple[Problem, tuple[Array, ...]]:
-    """Channels that meet in one transformed value alone, the first pixel by the first tap.
+    """Channels that meet in only one transformed value, the first pixel times the first tap.
 
-    There |Aᵀ|, |G|, |Bᵀ| make nothing larger than it is, so M is the sum itself; and the sum over
-    channels loses every one but the largest.
+    There |Aᵀ|, |G|, |Bᵀ| enlarge nothing, so M is the sum itself; and the sum over
+    channels loses all but the largest.
     """
     channels, side = 128, tile + 2
     x, w = np.zeros((1, channels, side, side)), np.zeros((1, channels, 3, 3))
@@ -730,7 +733,7 @@ def pooled(rest: float) -> tuple[Problem, tuple[Array, ...]]:
 
 
 def tie(precision: Precision) -> tuple[Array, ...]:
-    """One product halfway between two values of the storage format, which rounding takes down."""
+    """One product halfway between two values of the storage format, which is rounded down."""
     half = FORMATS[precision.storage].u
     return np.array([[1.0, half]]), np.ones((1, 2)), np.zeros(1)
 
@@ -824,7 +827,7 @@ def test_the_bound_is_nearly_reached(family: str) -> None:
 def conv_case(
     x: list[float], w: float, precision: Precision = FP32, **fused: bool
 ) -> tuple[Case, Array]:
-    """A row of pixels times one weight; also the reference."""
+    """The case of a row of pixels times one weight, and its reference."""
     op = Conv2d(1, 1, (1, 1), **fused)
     problem = Problem(op, ((1, 1, 1, len(x)),))
     case = Case(
@@ -847,7 +850,7 @@ def test_what_relu_makes_of_an_infinity_is_still_bounded() -> None:
 
 
 def test_means_that_are_stored_have_a_looser_bound() -> None:
-    """By a rounding of each mean, through the weights; and nothing is looser than both alone."""
+    """Stored means add one rounding of each mean, through the weights, to the bound."""
     rng = np.random.default_rng(5)
     problem = classifier((3, 32, 7, 7), 6)
     arrays = rng.standard_normal((3, 32, 7, 7)), rng.standard_normal((6, 32)), rng.random(6)
@@ -901,7 +904,7 @@ def test_what_may_overflow_is_marked() -> None:
 
 
 def test_what_a_pair_cannot_hold_is_marked() -> None:
-    """Beyond 65504, and infinities: what comes out of them is NaN or infinite, or it is judged."""
+    """Factors that a pair cannot hold (beyond 65504, infinities) may give NaN or infinity."""
     x = [65504.0, 65536.0, np.inf, np.nan, 1.0, 0.0]
     case, y = conv_case(x, 0.25, FP16X3)
     overflows = bound(case, SUM, y).overflows
@@ -934,7 +937,7 @@ def test_moving_values_costs_nothing_but_flushed_subnormals() -> None:
 
 
 def test_a_sum_in_integers_has_no_bound() -> None:
-    """Sums of integers are those of quantised ops, whose contract is `integer`."""
+    """A float contract has no bound for integers; quantised ops have the contract `integer`."""
     x = np.full((1, 3), -128, np.int8)
     whole = np.zeros((1, 1))
     for case, rule in (
@@ -971,7 +974,8 @@ def matmul(a: Matrix, b: Matrix) -> Matrix:
 
 @pytest.mark.parametrize("tile", [2, 4])
 def test_the_winograd_matrices_are_exact(tile: int) -> None:
-    """Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A is the convolution, in rational arithmetic."""
+    """The matrices are exact: Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A is the convolution, in rational
+    arithmetic."""
     bt, g, at = (fractions(m) for m in winograd.MATRICES[tile])
     rng = np.random.default_rng(tile)
     for _ in range(5):
@@ -1017,7 +1021,7 @@ def test_an_infinity_reaches_its_tile_and_no_other() -> None:
 
 @pytest.mark.parametrize("precision", [FP32, FP16, BF16], ids=str)
 def test_folding_error_covers_every_fold_of_a_network(precision: Precision) -> None:
-    """Each convolution with its BatchNorm, given the same input: as two steps, and folded."""
+    """The folding error covers every convolution and BatchNorm, as two steps and folded."""
     plain = tiny(image_size=16)
     folded = fuse(plain, "conv_bn_relu")
     weights = random_weights(plain, seed=1, dtype=np.float64)
@@ -1040,7 +1044,7 @@ def test_folding_error_covers_every_fold_of_a_network(precision: Precision) -> N
 
 
 def test_folding_to_subnormals_needs_their_spacing() -> None:
-    """A folded weight of 2⁻²⁵ is half of float16's smallest subnormal, and is lost whole."""
+    """Folding to subnormals needs their spacing: half of float16's smallest is lost whole."""
     problem = Problem(Conv2d(1, 1, (1, 1), bias=True), ((1, 1, 1, 1),))
     x, w, b = np.ones((1, 1, 1, 1)), np.full((1, 1, 1, 1), 2.0**-25), np.zeros(1)
     assert w.astype(np.float16).item() == 0
@@ -1054,7 +1058,7 @@ def test_folding_to_subnormals_needs_their_spacing() -> None:
 
 @pytest.mark.parametrize("data", ["normal", "uniform"])
 def test_a_dropped_product_against_fixed_tolerances(data: str) -> None:
-    """2,000 dot products of 4,608: which tolerance sees one multiply less, and which cries wolf.
+    """Tolerances that see one multiply less in 2,000 dot products of 4,608, or raise false alarms.
 
     What a kernel declares decides: of a sum in any order nothing sharper can be promised than the
     first line; a sum in 64 blocks, and the statistical line of either, see most faults.

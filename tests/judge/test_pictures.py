@@ -1,4 +1,4 @@
-"""Pictures of a fault: small, true to what they are about, and made where a check fails."""
+"""Pictures of a fault: small, correct, and made if a check fails."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_finding_with_a_picture_is_a_small_file(tmp_path: Path) -> None:
 
 
 class LastColumn(NumpyBackend):
-    """Its convolutions are one per cent off in the last two columns of the last channel."""
+    """A backend whose convolutions are 1 % off in the last channel's last two columns."""
 
     def kernels(self) -> tuple[Any, ...]:
         (kernel,) = (k for k in super().kernels() if k.id == "numpy/conv2d/direct/fp32")

@@ -1,4 +1,4 @@
-"""The bound of scaled ops: what it follows from, and that correct arithmetic stays within it."""
+"""The bound of scaled ops: its derivation, and that correct arithmetic stays within it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def deep(channels: int) -> Problem:
 
 
 def test_rounding_is_that_of_the_format() -> None:
-    """Of every float16, which has every tie and its neighbours; saturated, and NaN stays NaN."""
+    """Rounding is e4m3's for every float16, with all ties; it saturates, and NaN stays NaN."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     found = round_to_e4m3(halves)
     within = np.abs(halves) <= 448
@@ -65,7 +65,7 @@ def test_rounding_is_that_of_the_format() -> None:
 
 
 def test_an_exact_result_is_stored_as_the_one_number() -> None:
-    """Without an error before, no neighbour of the right number is within the bound."""
+    """An exact result has one right number: no neighbour of it is within the bound."""
     numbers = np.sort(EVERY.astype(np.float64)[~np.isnan(EVERY.astype(np.float64))])
     numbers = np.unique(numbers)
     y = np.random.default_rng(0).uniform(-448, 448, 10_000)
@@ -87,7 +87,7 @@ def test_near_a_tie_either_number_is_right() -> None:
 
 
 def test_saturation_is_part_of_the_result() -> None:
-    """448 ± E is 448 above, and as far below as E reaches."""
+    """A result of 448 ± E saturates: it is at most 448, and as far below as E reaches."""
     found = stored(np.array([1.0, 20.0]), np.array([448.0, 448.0]), PLAIN)
     assert found.tolist() == [0.0, 32.0]
 
@@ -96,7 +96,7 @@ def test_saturation_is_part_of_the_result() -> None:
 
 
 def test_the_formula_by_hand() -> None:
-    """A unit that keeps f bits cuts off by 2^−f of the sum; sums are promoted in float32."""
+    """By hand: a unit with f fraction bits loses 2^−f of the sum; sums are promoted in float32."""
     problem = deep(200)
     case = make_case(scaled.CONTROLS[0], problem, "normal", 0)
     assert runs_of(case, scaled.NARROW) == 9 * 2
@@ -107,7 +107,7 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_the_bound_of_one_product() -> None:
-    """m·(w·x) + b with exact products: 4 roundings, and c of one product."""
+    """The bound of m·(w·x) + b with exact products has 4 roundings, and c of one product."""
     op = ScaledConv2d(Conv2d(1, 1, (1, 1), bias=True))
     arrays = [np.full((1, 1, 1, 1), v) for v in (3.0, 5.0)] + [np.array([0.25]), np.array([2.0])]
     case = Case(Problem(op, ((1, 1, 1, 1),)), FP8, (arrays[0],), tuple(arrays[1:]))
@@ -129,7 +129,8 @@ def test_narrow_sums_stay_within_the_bound_if_they_are_promoted(channels: int, k
 
 
 def test_narrow_sums_that_are_never_promoted_exceed_it() -> None:
-    """Positive products of K = 4,608: a unit with 13 bits loses half of each of the last ones."""
+    """Narrow sums without promotion exceed the bound: of 4,608 positive products, a unit with 13
+    bits loses half of each of the last."""
     kernel = next(k for k in scaled.CONTROLS if k.contract == scaled.NARROW)
     wrong = replace(kernel, run=scaled.conv(scaled.UNIT))
     assert not judged(wrong, make_case(kernel, deep(512), "positive", 1)).ok
@@ -141,7 +142,7 @@ def test_narrow_sums_that_are_never_promoted_exceed_it() -> None:
     ids=lambda kernel: kernel.id,
 )
 def test_any_numbers_of_the_format(kernel: HostKernel) -> None:
-    """Each of the 256 bytes, NaN included, and factors over many binades."""
+    """Bounds hold for each of the 256 bytes, NaN included, and factors over many binades."""
     problems: dict[type[Op], Problem] = {
         ScaledConv2d: Problem(
             ScaledConv2d(Conv2d(5, 4, (3, 2), (2, 1), (1, 1), True, True, True)),
@@ -177,7 +178,7 @@ def classifier(shape: tuple[int, ...], outputs: int) -> Problem:
 
 
 def test_the_bound_of_one_product_of_a_mean() -> None:
-    """m·w·(x₁ + x₂)/2 + b: what the mean may be off reaches the result times m·w. The mean is
+    """The bound of m·w·(x₁ + x₂)/2 + b: the mean's error reaches the result times m·w. The mean is
     3.625, which e4m3 does not hold."""
     op = ScaledAvgPoolLinear(ScaledLinear(Linear(1, 1)))
     x = np.array([3.5, 3.75]).reshape(1, 1, 1, 2)
@@ -196,7 +197,7 @@ def test_the_bound_of_one_product_of_a_mean() -> None:
 
 
 def test_the_bound_of_a_classifier_is_that_of_its_two_ops() -> None:
-    """Means within their own bound, and a layer that is within its bound for any of them."""
+    """A classifier's bound is that of means within their bound, then a layer within its bound."""
     rng = np.random.default_rng(3)
     problem = classifier((3, 40, 7, 7), 6)
     case = make_case(scaled.CONTROLS[0], problem, "normal", 1)
@@ -218,7 +219,7 @@ def test_the_bound_of_a_classifier_is_that_of_its_two_ops() -> None:
 
 
 def stem_case(x: Array, weight: Array, scale: float, padding: int = 0) -> Case:
-    """One channel, bias 0 and multiplier 1, pooled by windows of 1×2 with a stride of 1."""
+    """A stem's case: one channel, bias 0, multiplier 1, 1×2 pooling with a stride of 1."""
     conv = ScaledConv2d(Conv2d(1, 1, weight.shape[2:], (1, 1), (0, padding), bias=True))
     op = ScaledConvMaxPool(conv, MaxPool2d((1, 2), (1, 1)), Scale())
     weights = (weight, np.zeros(1), np.ones(1), np.array([scale]))
@@ -230,7 +231,7 @@ def stem_kernel() -> HostKernel:
 
 
 def test_the_result_is_that_of_the_ops_one_after_the_other() -> None:
-    """Of stored numbers: 1.06 · 32 is 32 or 36, and not what 33.9 would be."""
+    """The result is that of the ops in turn, on stored numbers: 1.06 · 32 is 32 or 36."""
     x = np.array([1.06, 1.07, -3.0, 1e9]).reshape(1, 1, 1, 4)
     case = stem_case(x, np.full((1, 1, 1, 1), 32.0), 1.0)
     y = reference(case.problem, *case.wide())
@@ -238,7 +239,7 @@ def test_the_result_is_that_of_the_ops_one_after_the_other() -> None:
 
 
 def test_only_pixels_near_a_tie_may_differ() -> None:
-    """The middle of 1 and 1.125 goes to either side by a reciprocal; the quotient is the same."""
+    """Only pixels near a tie may differ: by a reciprocal 1.0625 rounds to either side."""
     scale = np.float32(0.1)
     tie = np.float32(1.0625) * scale
     x = np.array([tie, 1.0 * scale, 1.05 * scale, 2e9]).reshape(1, 1, 1, 4)

@@ -1,4 +1,4 @@
-"""What the semantics leave open or settle, and random values do not show."""
+"""Cases that the semantics leave open or settle, and that random values do not show."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_inputs_in_integers_are_not_cast(kind: Op, values: list[float], shown: s
 
 @pytest.mark.parametrize("weight", [math.inf, math.nan])
 def test_padding_may_skip_a_non_finite_weight_or_not(weight: float) -> None:
-    """Its first row and column of outputs have that weight on padding; no other output may vary."""
+    """A non-finite weight may count on padding or not; no output without padding may vary."""
     given = case(weight)
     y = reference(PADDED, *given.wide()).astype(np.float32)
     assert np.isnan(y[0, 0, 0]).all()
@@ -95,7 +95,8 @@ def test_corners_have_one_channel_and_one_column_under_a_stride() -> None:
 
 
 def test_torchs_channels_last_kernel_is_right_there() -> None:
-    """PyTorch itself is not: docs/pytorch-one-column.md."""
+    """Our channels-last kernel is right for one column; PyTorch's own is not: see
+    docs/pytorch-one-column.md."""
     backend = load_backend("r18_torch:cpu")
     for one in backend.kernels():
         if one.id == f"torch/conv2d/aten_nhwc/{FP32.name}":

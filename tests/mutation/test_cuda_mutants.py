@@ -1,4 +1,4 @@
-"""Mutants of CUDA C++: the operators, what is left alone, and what counts."""
+"""Mutants of CUDA C++: the operators, code that is left alone, and which mutants count."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def body(*lines: str) -> str:
 
 
 def becomes(operator: str, *lines: str) -> list[str]:
-    """What the lines of a function become under one operator."""
+    """The changes of a function's lines by one operator."""
     return [m.after for m in mutants_of("a.cu", body(*lines)) if m.operator == operator]
 
 
@@ -167,8 +167,8 @@ def test_the_kernels_have_mutants_of_every_operator(plan: Plan) -> None:
 def test_device_code_of_no_kernel_has_no_mutants(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oracle's own copy, say, by which it looks at kernels. Where a kernel does not say what
-    it is compiled from, all code may be its own."""
+    """Device code of no kernel, such as the oracle's copy, has no mutants. If a kernel does not
+    name its sources, all code may be its own."""
     assert "kernels/common/copy_late.cu" in plan.target.sources()
     files = {mutant.file for mutant in plan.mutants}
     assert "kernels/ops/gap.cu" in files
@@ -187,7 +187,7 @@ def test_a_mutant_is_shown_to_the_kernels_that_are_compiled_from_its_file(plan: 
 
 
 def test_most_mutants_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a copy of the kernels, as a mutation run compiles them."""
+    """Most mutants compile, from a copy of the kernels as in a mutation run."""
     folder = tmp_path / "kernels"
     shutil.copytree(KERNELS, folder)
     original = (folder / "conv/direct.cu").read_text()
@@ -210,7 +210,7 @@ def test_most_mutants_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_comments_and_layout_do_not_change_machine_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What makes equal machine code a proof of equivalence, and a useful one."""
+    """Comments and layout do not change machine code, so equal machine code shows equivalence."""
     folder = tmp_path / "kernels"
     shutil.copytree(KERNELS, folder)
     path = folder / "conv/direct.cu"
@@ -265,7 +265,7 @@ def test_a_run_tells_invalid_and_equivalent_mutants_from_survivors(
 def test_a_survivor_that_breaks_a_rule_of_ordering_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the wait every value stays right."""
+    """A survivor without the wait, whose values all stay right, is caught by the ordering rules."""
     monkeypatch.setattr(running, "sanitizer", lambda: None)
     score = run(TOY, files="*.cu", network=None, workers=2)
     (unordered,) = [one for one in score.results if one.mutant.before == cuda_toy.WAIT]
@@ -321,7 +321,7 @@ def test_survivors_are_shown_to_the_sanitizer_and_what_it_finds_is_kept(
 
 
 def toy_mutants(*values: str) -> list[Mutant]:
-    """Of the toy, with these expressions for what is written."""
+    """Mutants of the toy that write these expressions."""
     source = Target.of(TOY).sources()["relu.cu"]
     some = mutants_of("relu.cu", source)[0]
     before = "fmaxf(x[i], 0.0f) + 0.0f;"
@@ -330,7 +330,7 @@ def toy_mutants(*values: str) -> list[Mutant]:
 
 
 def tried(root: Path, mutants: Sequence[Mutant | None]) -> list[Told]:
-    """What one worker finds, one mutant after another."""
+    """The results of one worker that tries the mutants in turn."""
     codes = {KERNEL: "of the original"}
     question = Question(
         Target.of(TOY), root, profile("quick"), 0, None, architecture="sm_90", codes=codes
@@ -360,7 +360,7 @@ def test_one_process_goes_from_mutant_to_mutant_as_long_as_values_are_all_that_i
 
 
 def test_what_a_used_process_raises_is_looked_at_in_a_new_one(tmp_path: Path) -> None:
-    """The first leaves something behind that the second, which is right, falls over."""
+    """A mutant that raises in a used process, which an earlier one spoiled, runs in a new one."""
     spoils, falls = toy_mutants(
         "x[i] + 0 * __import__('builtins').__dict__.setdefault('spoiled', 1)",
         "fmaxf(x[i], 0.0f) + 0 / (0 if 'spoiled' in __import__('builtins').__dict__ else 1)",

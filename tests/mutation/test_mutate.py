@@ -50,7 +50,7 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture
 def quick_runs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs have a worker that is warm already."""
+    """Have runs use a worker that is already warm."""
     monkeypatch.setattr(running, "Pool", lambda workers, threads: nullcontext(pool))
 
 
@@ -60,7 +60,7 @@ def numpy_plan() -> Plan:
 
 
 def becomes(source: str, operator: str) -> list[str]:
-    """What a line becomes under one operator."""
+    """The changes of a line by one operator."""
     return [m.after for m in mutants_of("a.py", source) if m.operator == operator]
 
 
@@ -242,7 +242,7 @@ def test_every_operator_has_its_share_of_a_sample(numpy_plan: Plan, limit: int) 
 
 
 def test_a_place_in_the_order_says_nothing_about_a_mutant() -> None:
-    """The files that come first in the source do not come first in the sample."""
+    """A mutant's place in the sample does not depend on its place in the source."""
     mutants = mutants_of("a.py", "\n".join(f"a{i} = {i + 1}" for i in range(200)))
     order = {m.id: place for place, m in enumerate(sample(mutants, None, seed=0))}
     early = [order[m.id] for m in mutants[: len(mutants) // 2]]
@@ -273,7 +273,7 @@ def test_a_kernel_reaches_its_own_code_and_its_helpers(numpy_plan: Plan) -> None
 
 
 def test_every_judged_mutant_exists_and_has_a_reason() -> None:
-    """`Plan.of` and `reasons_in` raise for one that does not."""
+    """Every judged mutant exists, or `Plan.of` and `reasons_in` would raise, and has a reason."""
     names = json.loads((Path(equivalents.__file__).parent / equivalents.FILE).read_text("utf-8"))
     core = reasons_in(parts_of(Path(__file__).with_name("core.toml")))
     for name in names:
@@ -336,7 +336,7 @@ def test_a_fixed_sample_of_numpys_mutants_is_caught(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def toy() -> Score:
-    """All is caught but a constant that nothing uses."""
+    """The toy's score: every mutant is caught except a constant that nothing uses."""
     return run(TOY, network=None, workers=1)
 
 
@@ -386,7 +386,7 @@ def test_equivalent_mutants_are_not_run_and_do_not_count(
 
 
 class Told:
-    """What a run says it has judged."""
+    """A progress callback that collects the ids of judged mutants."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -424,7 +424,7 @@ def place_of(name: str) -> tuple[int, int]:
 
 @pytest.mark.usefixtures("quick_runs")
 def test_each_mutant_is_on_the_disk_when_it_is_judged(tmp_path: Path) -> None:
-    """Of the one that is told, only those before are sure to be there."""
+    """Each mutant is on disk when the next is reported; the reported one may not be yet."""
     held: list[int] = []
 
     def look(done: int, total: int, what: str) -> None:
@@ -439,10 +439,10 @@ def test_each_mutant_is_on_the_disk_when_it_is_judged(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick_runs")
 def test_what_has_changed_is_run_again_and_what_is_asked_for(tmp_path: Path) -> None:
     def rerun(**options: Any) -> list[str]:
-        told = Told()
-        common = {"network": None, "workers": 1, "records_folder": tmp_path, "progress": told}
+        reported = Told()
+        common = {"network": None, "workers": 1, "records_folder": tmp_path, "progress": reported}
         run(TOY, **(common | options))
-        return told.ids
+        return reported.ids
 
     everything = rerun()
     survivors = [k for k, v in recorded(tmp_path)["results"].items() if v["status"] == "survived"]
@@ -485,7 +485,8 @@ def test_time_that_is_up_leaves_mutants(toy: Score, tmp_path: Path) -> None:
 
 
 def test_the_score_is_of_a_first_part_of_the_sample(toy: Score, numpy_plan: Plan) -> None:
-    """Survivors take longest, so a score of whatever finished first would be too high."""
+    """The score is of the sample's first part; of what finished first it would be too high, since
+    survivors take longest."""
     plan = replace(numpy_plan, mutants=tuple(r.mutant for r in toy.results), reasons={})
     order = list(toy.results)
     backend = load_backend("numpy")
@@ -579,7 +580,7 @@ def test_a_mutant_may_be_silent_for_far_longer_than_what_it_was_made_from() -> N
 def test_the_silence_of_an_unchanged_kernel_holds_its_compilation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A program compiles all kernels into the cache that they share: paces are measured before."""
+    """Paces are measured before programs, which compile all kernels into a shared cache."""
     order: list[str] = []
     for name in ("_baseline", "_unchanged_programs"):
         real = getattr(running, name)
@@ -656,7 +657,7 @@ def test_what_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tried(pool: Pool, root: Path, mutant: Mutant, **limits: Any) -> Any:
-    """What a trial of a mutant of the toy finds."""
+    """The result of a trial of one of the toy's mutants."""
     question = Question(Target.of(TOY), root, profile("quick"), seed=0, network=None, **limits)
     arguments = {
         "question": question,
@@ -669,7 +670,7 @@ def tried(pool: Pool, root: Path, mutant: Mutant, **limits: Any) -> Any:
 
 
 def test_a_trial_that_is_late_has_found_nothing(tmp_path: Path, pool: Pool) -> None:
-    """Not that it hangs, though it does: before it could show, time was up."""
+    """A trial that runs out of time finds nothing, even if the mutant hangs."""
     (source,) = Target.of(TOY).sources().values()
     mutated = source.replace("np.maximum(inputs[0], 0, out=out)", "while True: pass", 1)
     right, *_ = mutants_of("mutation_toy.py", source)

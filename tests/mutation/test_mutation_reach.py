@@ -1,4 +1,4 @@
-"""What a kernel reaches: through names, late imports, and modules that are found by name."""
+"""The code that a kernel reaches: through names, late imports, and modules found by name."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def names(tmp_path: Path) -> Names:
 
 
 def lines_of(file: str, begin: str, count: int) -> Span:
-    """The span of `count` lines of a file, from the one that begins so."""
+    """The span of `count` lines of a file from the line that starts with `begin`."""
     lines = PACKAGE[file].splitlines()
     first = next(number for number, line in enumerate(lines, 1) if line.startswith(begin))
     return (file, first, first + count - 1)
@@ -152,7 +152,7 @@ def test_a_backends_sources_are_not_those_of_another_in_its_package(
 def test_device_code_belongs_to_the_kernels_that_run_it(
     backend: str, file: str, text: str, algorithms: set[str]
 ) -> None:
-    """Though nothing of it is imported before a kernel runs."""
+    """Device code belongs to the kernels that run it, though it is imported only when they run."""
     target = Target.of(backend)
     names = Names(target.path)
     reaches = {k.id: reach(k, target.path, names) for k in load_backend(backend).kernels()}

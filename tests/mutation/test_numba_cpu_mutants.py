@@ -1,4 +1,4 @@
-"""Mutants of code that Numba compiles for the CPU: what counts, and what they leave on the disk."""
+"""Mutants of code that Numba compiles for the CPU: which count, and files that they leave."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_mutants_are_compiled_anew_and_leave_nothing_behind(
 
 
 def test_a_captured_program_that_ends_early_is_found_in_a_network(tmp_path: Path) -> None:
-    """No kernel alone runs what a stream captures."""
+    """A captured program that ends early shows in a network, as no kernel alone is captured."""
     capturing = mutants_of("compiled.py", Target.of("numba-cpu").sources()["compiled.py"])
     (ends,) = (m for m in capturing if m.scope == "CallStream.capture.launch" and m.kind == "state")
     question = Question(Target.of("numba-cpu"), tmp_path, profile("brief"), seed=0, network=None)

@@ -1,4 +1,4 @@
-"""Structural mutants: what each class does to a source, and those that tests judge."""
+"""Structural mutants: the change of each class, and mutants that tests judge."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_result_is_recorded_and_used_again_until_something_changes(
 
 
 def test_a_mutant_stays_caught_when_other_tests_are_added(table: Path, tmp_path: Path) -> None:
-    """A survivor is shown to them."""
+    """A caught mutant stays caught when tests are added; a survivor is run with them."""
     test = table.parent / "test_left.py"
     other = tmp_path / "test_other.py"
     other.write_text("def test_nothing():\n    pass\n")

@@ -1,4 +1,4 @@
-"""Whole networks against float64: correct ones pass, and a fault is laid to the right place."""
+"""Whole networks against float64: correct ones pass, and a fault is located at the right step."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def scaled(factor: float, kernel_id: str = "numpy/conv2d/im2col/fp32") -> HostKe
 
 
 class Corrupting(Program):
-    """Every launch is right, and between two of them something writes into the buffer of one.
+    """A program with right launches, in which a buffer is overwritten between two of them.
 
     The step's output, as an array that shares memory, goes through `corrupt`.
     """
@@ -288,7 +288,7 @@ def test_progress_names_every_step_and_its_problem() -> None:
 
 
 def drop_tap(op: Any, inputs: Any, weights: Any, out: Array) -> None:
-    """The last product of the first channel is missing."""
+    """Leave out the last product of the first channel."""
     x, w = inputs[0], weights[0].reshape(op.out_channels, op.in_channels, *op.kernel_size)
     sh, sw = op.stride
     oh, ow = out.shape[2:]
@@ -335,7 +335,7 @@ def test_a_wrong_step_is_the_first_divergence(step: str, wrong: HostKernel) -> N
     assert len(finding.coordinate) == len(bad.problem.output)
     assert abs((finding.got or 0) - (finding.expected or 0)) > (finding.bound or 0)
     assert Finding.from_json(json.loads(json.dumps(finding.to_json()))) == finding
-    for row in report.checkpoints:  # what lies before it is right
+    for row in report.checkpoints:  # steps before it are right
         if step in row.steps:
             assert row.forced == bad
             assert "FAIL" in text(report)
@@ -555,7 +555,7 @@ def test_a_value_that_is_nan_on_every_image_fails() -> None:
 
 
 def second_best(gap: float) -> tuple[dict[str, Array], int, int]:
-    """Weights in which another class is below the best class of image 0, by `gap`; both classes."""
+    """Weights in which another class is `gap` below image 0's best class; and both classes."""
     given = dict(weights_of("tiny"))
     program = get_backend("numpy").compile(tiny(), given, CompileOptions(1))
     best = int(np.argmax(program(seeded_images(tiny(), 1).values)))
@@ -628,7 +628,7 @@ def test_another_class_is_wrong() -> None:
 
 
 class Live:
-    """How many bytes of the arrays that were told of are alive, now and at most."""
+    """The bytes of all seen arrays that are alive, now and at most."""
 
     def __init__(self) -> None:
         self.now = self.most = self.count = 0
@@ -646,7 +646,7 @@ class Live:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Live, Live]]:
-    """The reference's values, and those fetched from programs."""
+    """Watches the reference's values, and values that are fetched from programs."""
     exact, fetched = Live(), Live()
     fetch = Program.fetch
     monkeypatch.setattr(reference_runs, "reference", lambda *args: exact.see(reference(*args)))
@@ -772,7 +772,7 @@ def test_a_network_that_leaves_float16_is_no_ones_fault() -> None:
 
 
 class Unplanned(Program):
-    """Its plan says nothing of the last step."""
+    """A program whose plan lacks the last step."""
 
     @property
     def plan(self) -> Any:
@@ -780,7 +780,7 @@ class Unplanned(Program):
 
 
 class Unlisted(Program):
-    """Its plan names a kernel that the backend does not list."""
+    """A program whose plan names a kernel that the backend does not list."""
 
     @property
     def plan(self) -> Any:
@@ -810,7 +810,7 @@ def test_a_program_that_is_not_what_it_says(program: Any, message: str) -> None:
 
 
 def test_a_plan_may_name_a_tile_that_was_measured() -> None:
-    """`verify --profile brief` said of tuned batches that the backend lists no such kernel."""
+    """A plan may name a measured tile, which `kernels()` does not list."""
     report = compare(Tiled())
     assert report.ok, text(report)
     assert report.steps[0].kernel == TILE.id
@@ -832,7 +832,8 @@ def test_a_program_that_fuses_the_pooling_passes() -> None:
 
 
 def test_of_all_checkpoints_those_that_a_plan_fused_are_left_out() -> None:
-    """At batch 1, the remainder, this backend keeps apart what it fuses at batch 2."""
+    """With all checkpoints, those that a plan fused are left out; the backend fuses at batch 2
+    only, not in the remainder."""
     for backend, count, batch, relu in (
         (get_backend("numpy"), 2, 2, True),
         (Pooling(), 2, 2, False),
@@ -925,7 +926,7 @@ def test_the_multiple_is_that_of_the_algorithms() -> None:
     plain = multiple(["sum", "winograd_f2x2", "exact"], FP32)
     assert multiple([], FP32) == multiple(["sum"], TF32) == plain == END_TO_END_MULTIPLE
     assert multiple(["sum", "winograd_f4x4"], FP32) > END_TO_END_MULTIPLE
-    # Additions one after another, beside as many times nine in the partial sums of the yardstick.
+    # Additions one after another; the yardstick has nine times as many, in partial sums.
     added = END_TO_END_MULTIPLE / 3
     assert growth(2).max() * added < END_TO_END_MULTIPLE
     most = multiple(["winograd_f4x4"], FP32)
@@ -937,7 +938,8 @@ def test_the_multiple_is_that_of_the_algorithms() -> None:
 def test_sums_that_are_cut_off_lose_no_more_than_the_multiple_says(
     block: int, guard_bits: int
 ) -> None:
-    """The longest of ResNet-18, of terms of either sign, next to float32 in one sum and in 64."""
+    """Truncated sums lose less than the multiple: ResNet-18's longest, with terms of either sign,
+    compared with float32 in one sum and in 64."""
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((4608, 24)), rng.standard_normal((24, 4608))
     products = summations.Products(x.astype(np.float16).astype(np.float32), w.astype(np.float32))
@@ -1018,7 +1020,7 @@ def test_tf32_rounds_to_eleven_bits_ties_to_even() -> None:
 
 
 def test_tf32_loses_what_eleven_bits_lose() -> None:
-    """No CPU backend has it, so PyTorch's own run stands for one."""
+    """tf32 loses what eleven bits lose; PyTorch's run stands in, as no CPU backend has it."""
     schedule, given = tiny(), weights_of("tiny")
     images = seeded_images(schedule, 2).values
     exact = reference_runs.reference_run(schedule, given, images, ["fc"]).take("fc")

@@ -31,7 +31,7 @@ from spoiled_kernels import Altered, spoiled
 
 BACKENDS = ("numpy", "numba-cpu", "torch")
 SIMULATED = resnet("small", blocks=(1,), width=4, classes=3, image_size=16)
-"""As much as the simulator computes in seconds."""
+"""A network that the simulator computes in seconds."""
 
 
 def compare(backend: Any, **options: Any) -> CheckpointReport:
@@ -111,7 +111,7 @@ def test_some_values_of_the_quantisation_that_is_made_saturate() -> None:
 
 
 def _one_more(op: Any, inputs: Any, weights: Any, out: Any) -> None:
-    """One element of the whole batch, one unit off."""
+    """Change one element of the whole batch by one unit."""
     out[-1, 1, 2, 0] ^= 1
 
 
@@ -141,7 +141,7 @@ def test_a_wrong_requantisation_is_named() -> None:
 
 
 def _on_ties() -> Weights:
-    """Powers of two as scales, so that many sums are ties."""
+    """Weights whose scales are powers of two, so that many sums are ties."""
     folded = fuse(tiny(), "all")
     scales = dict.fromkeys(("image", *(step.output for step in folded.steps)), 0.0625)
     made = quantization(folded, _weights(), scales, bits=2)

@@ -71,7 +71,7 @@ def test_every_integer_is_the_specified_one(backend: str, name: str) -> None:
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("backend", ["cupy", "numba"])
 def test_a_gpu_plans_it(backend: str, name: str) -> None:
-    """No device is needed for a plan."""
+    """GPU backends plan the family, without a device."""
     options = CompileOptions(batch=8, precision="fp32", fusion="all")
     plan = make_plan(load_backend(backend), network(name), options)
     assert {step.name for step in plan.steps} >= {"conv1", "layer4.0.downsample.0"}
@@ -80,7 +80,7 @@ def test_a_gpu_plans_it(backend: str, name: str) -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_the_simulator_computes_a_bottleneck(precision: str, groups: int) -> None:
-    """As much of one as it computes in seconds."""
+    """The simulator computes a small bottleneck, in seconds."""
     backend = get_backend("numba")
     if not backend.probe().simulated:
         pytest.skip("a GPU computes here")

@@ -1,4 +1,4 @@
-"""Which arithmetic gave an integer: each is found in its own outputs, and a wrong sum in none."""
+"""Each arithmetic is identified from its own outputs, and a wrong sum by none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ F = np.float32
 
 
 def operands(*, residual: bool = True, stored: str = "int8", ties: bool = False) -> Operands:
-    """Sums of 9 products; with `ties` of scales that make many numbers ties."""
+    """Operands of sums of 9 products; with `ties` their scales make many numbers ties."""
     total = RNG.integers(-3000, 3000, COUNT).astype(np.float64)
     bias = RNG.integers(-900, 900, COUNT).astype(np.float64)
     sx, sy = (F(0.25), F(4)) if ties else (F(0.1), F(0.16))
@@ -136,7 +136,7 @@ def test_quotients_of_images() -> None:
 
 
 def test_the_table_of_reasons_has_every_class() -> None:
-    """The core keeps the names again, since it cannot import the oracle."""
+    """The core's table of reasons has the oracle's classes, since it cannot import them."""
     assert (table.CLASSES, table.UNEXPLAINED) == (CLASSES, UNEXPLAINED)
 
 
@@ -146,7 +146,7 @@ def test_the_table_of_reasons_has_every_class() -> None:
 def added_in_pairs(
     conv: Conv2d, image: np.ndarray, weight: np.ndarray, n: int, o: int, y: int, x: int, order: str
 ) -> int:
-    """One sum of a convolution, product by product: what `vpmaddubsw` and an exact sum make."""
+    """One sum of a convolution: its products added in pairs as `vpmaddubsw` does, then exactly."""
     offset = 128 if image.dtype == np.int8 else 0
     (_, _, height, width), (_, depth, rows, columns) = image.shape, weight.shape
     first = o // (len(weight) // conv.groups) * depth
@@ -206,7 +206,7 @@ def test_a_linear_layer_saturates_and_small_weights_do_not() -> None:
 
 
 def test_saturated_sums_explain_an_output_as_a_whole() -> None:
-    """Each is named, with what else the library does; a wrong element among them is not explained,
+    """Saturated sums are named, with all other differences; a wrong element is not explained,
     and neither is one that is as specified although its sum should have saturated."""
     given = operands(residual=False, ties=True)
     extra = np.where(RNG.random(COUNT) < 0.1, 900.0, 0.0)
@@ -236,7 +236,7 @@ def test_saturated_sums_explain_an_output_as_a_whole() -> None:
 
 
 def test_a_sum_that_saturates_is_named_whatever_else_is_different() -> None:
-    """As of logits, which are all rounded in another way: none is of saturation alone."""
+    """A sum that saturates is named next to another difference, such as logits' rounding."""
     given = replace(operands(residual=False), scale=None)
     extra = np.where(RNG.random(COUNT) < 0.1, 900.0, 0.0)
     got = Arithmetic(bias="scaled").outputs(replace(given, total=given.total + extra))

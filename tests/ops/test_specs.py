@@ -28,7 +28,7 @@ from r18_oracle.ops.spec import OpSpec, Tensors
 
 @dataclass(frozen=True)
 class Clip(Op):
-    """min(max(x, 0), 6)."""
+    """An op of another package: min(max(x, 0), 6)."""
 
     name: ClassVar[str] = "clip"
 

@@ -1,4 +1,4 @@
-"""Perturbed schedules without a device: what is found, how it is replayed, what is recorded."""
+"""Perturbed schedules without a device: findings, their replay, and the record."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def found(result: Perturbation, name: str) -> Finding:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Perturbation:
-    """The toy's kernels, recorded."""
+    """A recorded run on the toy's kernels."""
     return perturb(TOY, records_folder=tmp_path_factory.mktemp("records"), **OPTIONS)
 
 
 def alone(backend: str, kernel: str, *seeds: int, kinds: tuple[str, ...] | None = None) -> Result:
-    """One kernel in this process."""
+    """The result for one kernel, in this process."""
     return perturb_kernel(
         backend=backend,
         kernel=kernel,
@@ -179,7 +179,7 @@ def test_the_record_holds_each_kernel_and_is_continued(session: Perturbation) ->
 
 
 def test_time_that_is_up_leaves_the_rest(session: Perturbation) -> None:
-    """With other seeds nothing is known."""
+    """When time is up the rest is left, and nothing is known about other seeds."""
     assert session.path is not None
     options = OPTIONS | {"seeds": 3, "minutes": 0, "records_folder": session.path.parent}
     before = session.path.read_bytes()

@@ -1,6 +1,6 @@
-"""Races planted in a copy of the CuPy backend, each of which perturbation finds. On a GPU.
+"""Perturbation finds each race that is planted in a copy of the CuPy backend. On a GPU.
 
-A missing proxy fence and a relaxed cluster arrival are not here: delays make them no likelier, and
+A missing proxy fence and a relaxed cluster arrival are not here, as delays do not show them;
 `tests/backends/cupy/test_cupy_ptx.py` plants them for `r18 ptxcheck`.
 """
 
@@ -22,16 +22,16 @@ from r18_oracle.check.perturbed import CHECK
 from support import ROOT
 
 SECONDS = 120
-"""For a race to show."""
+"""The seconds in which a race has to show."""
 CALM_SECONDS = 30
-"""Of a run without one: it need not reach every problem."""
+"""The seconds of a run without a race, which need not reach every problem."""
 GATHER, STREAM = "implicit_gemm_wgmma/fp16/nhwc", "implicit_gemm_wgmma_stream/fp16/nhwc"
 PROGRAM = "program/fp16"
 
 
 @dataclass(frozen=True)
 class Race:
-    """A fault: edits to a file of the package, and what runs to show it: a kernel, or a program."""
+    """A fault: edits to a file of the package, and the kernel or program that shows it."""
 
     what: str
     runs: str
@@ -137,7 +137,7 @@ def _gpu() -> None:
 
 
 def planted(race: Race | None, folder: Path) -> Path:
-    """A copy of the package in a folder, with the race."""
+    """A copy of the package in a folder, with the race if there is one."""
     copied = folder / "r18_cupy"
     source = ROOT / "backends" / "r18_cupy"
     shutil.copytree(source, copied, ignore=shutil.ignore_patterns("__pycache__"))
@@ -152,7 +152,7 @@ def planted(race: Race | None, folder: Path) -> Path:
 
 
 def said(race: Race | None, runs: str, folder: Path, seconds: int) -> dict[str, str]:
-    """What perturbation says of the copy, in a process that imports it."""
+    """The verdicts of perturbation on the copy, from a process that imports it."""
     copied = planted(race, folder)
     path = [folder, ROOT, ROOT / "backends", ROOT / "oracle"]
     others = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
@@ -172,7 +172,7 @@ def said(race: Race | None, runs: str, folder: Path, seconds: int) -> dict[str, 
 
 @pytest.mark.parametrize("race", RACES, ids=lambda race: race.what)
 def test_a_race_can_be_planted(race: Race, tmp_path: Path) -> None:
-    """Also without a GPU: the lines that it changes are there."""
+    """Each race can be planted: the lines that it changes exist. No GPU is needed."""
     planted(race, tmp_path)
 
 

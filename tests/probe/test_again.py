@@ -1,4 +1,4 @@
-"""Convolutions that are transformed for a shape that no probe poses, right and wrong."""
+"""Convolutions with transforms for a shape that no probe uses, right and wrong."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ HERE = Path(checked_kernels.__file__)
 HOW = How("quick", network=None, isolated=False)
 MOST_SECONDS = 60.0
 SMALLEST = Problem(Conv2d(40, 1, (2, 2), (1, 1), (1, 1)), ((1, 40, 1, 1),))
-"""cuDNN transforms it on an H100."""
+"""A convolution that cuDNN transforms on an H100."""
 
 
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The contract of each search that a test makes."""
+    """The contracts of all searches that a test makes."""
     contracts, search = list[str](), module._searched
 
     def watched(plan: Any, target: Any, *rest: Any) -> Checked:
@@ -87,7 +87,7 @@ def test_a_transform_beyond_every_bound_keeps_its_finding(name: str, searches: l
 
 
 def test_a_wrong_transform_is_found_on_a_larger_problem() -> None:
-    """The first finding's problem has one channel, in which no weight is dropped."""
+    """A wrong transform is found on a larger problem; the first one has too few channels."""
     result = judged("rarely_dropped", replace(HOW, isolated=True))
     (finding,) = result.findings
     assert result.target.contract == "transforms,float32"

@@ -1,4 +1,4 @@
-"""What the probes find in functions that emulate an arithmetic, rounding by rounding."""
+"""The probes' answers for functions that emulate an arithmetic, rounding by rounding."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_narrowest_sum_is_named_by_its_length_and_form() -> None:
 
 
 def test_sums_of_few_rows_may_have_another_order() -> None:
-    """With −B before s and B, a sum keeps s for one k more than its bits."""
+    """Sums of few rows may have another order: −B, s, B keeps s for one k more than its bits."""
 
     def ascending(a: Any, b: Any) -> Any:
         if len(a) > 2:
@@ -99,7 +99,7 @@ def test_sums_of_few_rows_may_have_another_order() -> None:
 
 
 def test_half_factors_and_half_sums_are_told_apart() -> None:
-    """One product alone would be rounded by either."""
+    """Half factors and half sums are distinguished, though either rounds one product the same."""
 
     def all_half(a: Any, b: Any) -> Any:
         a, b = checked_kernels.to_half(a), checked_kernels.to_half(b)
@@ -110,7 +110,7 @@ def test_half_factors_and_half_sums_are_told_apart() -> None:
 
 
 def test_arrays_in_float16_keep_sums_in_float32() -> None:
-    """Their results are of 11 bits; the accumulator shows in what cancels."""
+    """Functions of float16 arrays keep sums in float32, which shows if their terms cancel."""
 
     def wide(a: Any, b: Any) -> Any:
         return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
@@ -164,7 +164,7 @@ def test_a_call_is_timed_as_a_quick_search_makes_it() -> None:
 
 
 def test_a_function_of_multiples_of_8_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By sums of 8, 72 and 1152 terms, with 16 outputs in a call: all that it takes."""
+    """A function of multiples of 8 is probed by sums of 8, 72 and 1152 terms, 16 at a time."""
     module = sys.modules[settle.__module__]
     monkeypatch.setattr(module, "SLOW", np.inf)  # however slow this machine is
     for name, contract in (("of_eight", "sum,float32"), ("of_eight_tf32", TF32)):
@@ -187,7 +187,7 @@ def test_a_function_of_sixteen_rows_and_columns_is_probed() -> None:
 
 
 def test_long_sums_that_are_refused_are_left_out() -> None:
-    """As of a definition with K = 100."""
+    """Long sums that a function refuses, as with K = 100, are left out."""
     found = settled("matmul_half_sums", refuses=f"{HERE}:longer_than_100")
     assert str(found.arithmetic) == "sum,float16"
 

@@ -83,7 +83,7 @@ def test_a_loop_is_what_comes_back() -> None:
 
 
 def test_an_iteration_ends_at_the_head_of_its_loop() -> None:
-    """Blocks 1 to 3 are a loop with head 1: from 3 the same iteration does not reach 2."""
+    """An iteration ends at its loop's head, block 1: block 3 does not reach 2 in it."""
     function = only(
         ".entry f()\n{\nmov.u32 %r1, 0;\n$A:\nst.shared.u32 [%r1], 1;\n@%p1 bra $B;\n"
         "st.shared.u32 [%r1], 2;\n$B:\nst.shared.u32 [%r1], 3;\n@%p2 bra $A;\nret;\n}\n"

@@ -1,4 +1,4 @@
-"""Each rule on the shortest PTX that breaks it, and on the same with the order kept."""
+"""Each rule on the shortest PTX that breaks it, and on the same PTX in the right order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QDQ models in detail: what is written, and models that say the same thing in another way."""
+"""QDQ models in detail: their content, and equivalent models in other forms."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def same(found: Any) -> None:
 
 
 def constant_nodes(graph: Any) -> None:
-    """Every initializer as a Constant node."""
+    """Turn every initializer into a Constant node."""
     nodes = [
         helper.make_node("Constant", [], [tensor.name], value=tensor)
         for tensor in graph.initializer
@@ -151,7 +151,7 @@ def constant_nodes(graph: Any) -> None:
 
 
 def swapped_sums(graph: Any) -> None:
-    """The residual before the convolution."""
+    """Put the residual before the convolution."""
     for node in graph.node:
         if node.op_type == "Add":
             first, second = node.input
@@ -159,7 +159,7 @@ def swapped_sums(graph: Any) -> None:
 
 
 def no_zero_points(graph: Any) -> None:
-    """uint8 is what a QuantizeLinear without one makes."""
+    """Drop uint8 zero points: a QuantizeLinear without one makes uint8."""
     for node in graph.node:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear") and len(node.input) > 2:
             (zero,) = (one for one in graph.initializer if one.name == node.input[2])
@@ -168,7 +168,7 @@ def no_zero_points(graph: Any) -> None:
 
 
 def plain_attributes(graph: Any) -> None:
-    """The defaults in words, and other attributes in front."""
+    """Write attributes' defaults, and put other attributes in front."""
     for node in graph.node:
         if node.op_type == "Conv":
             node.attribute.insert(0, helper.make_attribute("group", 1))
@@ -176,7 +176,7 @@ def plain_attributes(graph: Any) -> None:
 
 
 def turned(graph: Any) -> None:
-    """The last weight as (in, out), multiplied from the other side."""
+    """Store the last weight as (in, out), multiplied from the other side."""
     (gemm,) = (node for node in graph.node if node.op_type == "Gemm")
     del gemm.attribute[:]
     (tensor,) = (one for one in graph.initializer if one.name == "fc.weight")
@@ -197,7 +197,7 @@ def test_a_model_that_says_the_same(change: Callable[[Any], None], tmp_path: Pat
 
 
 def test_floats_are_the_numbers_of_the_integers(tmp_path: Path) -> None:
-    """Each rounded once, to float32."""
+    """Float weights are the integers' numbers, each rounded once, to float32."""
     found = read_qdq(write_qdq(tmp_path / "m.onnx", tiny(), WEIGHTS), tiny())
     numbers = fold_weights(FOLDED, found.weights)
     for step in FOLDED.steps:
@@ -220,7 +220,7 @@ def test_floats_are_the_numbers_of_the_integers(tmp_path: Path) -> None:
 
 
 def float_bias(graph: Any) -> None:
-    """The last bias in float32, between two integers."""
+    """Make the last bias float32, between two integers."""
     (gemm,) = (node for node in graph.node if node.op_type == "Gemm")
     unit = np.float32(SCALES["avgpool" if "avgpool" in SCALES else "flatten"])
     unit = unit * FOUND.weights["fc"].scale
@@ -367,7 +367,7 @@ def test_what_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 def signed(graph: Any) -> None:
-    """Every zero point in int8: behind a ReLU that saturates at 127."""
+    """Make every zero point int8, where values after a ReLU saturate at 127."""
     for tensor in graph.initializer:
         if tensor.name.endswith(".zero"):
             tensor.CopyFrom(numpy_helper.from_array(np.int8(0), tensor.name))

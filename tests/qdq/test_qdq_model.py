@@ -1,4 +1,4 @@
-"""Quantised networks as QDQ models, and what ONNX Runtime and OpenVINO compute inside."""
+"""Quantised networks as QDQ models, and the values inside ONNX Runtime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ X = images(tiny(), 2)
 PEERS = [("onnxruntime", True), ("onnxruntime", False), ("openvino", True)]
 HAS = {*cpu().instructions}
 SATURATES = "AVX2" in HAS and not HAS & {"AVX-VNNI", "AVX-512 VNNI"}
-"""Whether libraries add products of integers in pairs that saturate on this CPU."""
+"""Whether libraries add products of integers in saturating pairs on this CPU."""
 
 
 def of_numpy(weights: Any = WEIGHTS, x: Any = X) -> dict[str, Any]:
-    """Every value as the numpy backend computes it."""
+    """Every value by the numpy backend."""
     values = tuple(step.output for step in INTEGERS.steps)
     options = CompileOptions(precision="int8", batch=2, taps=values)
     program = load_backend("numpy").compile(*in_precision(tiny(), weights, options), options)
@@ -58,7 +58,7 @@ def of_numpy(weights: Any = WEIGHTS, x: Any = X) -> dict[str, Any]:
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPUs without VNNI one thread: on several, OpenVINO 2026.4.1 computes a pixel of the tiny
+    """One thread on CPUs without VNNI: on several, OpenVINO 2026.4.1 computes a pixel of the tiny
     network's first strided 1×1 convolution (8 channels) now and then from another pixel: the first
     pixel of a thread, from what the thread before it read last."""
     if SATURATES:
@@ -149,7 +149,8 @@ def test_every_element_inside_a_peer_is_explained(mode: str, optimised: bool) ->
 
 
 def test_an_image_may_be_quantised_again_where_it_is_read() -> None:
-    """A tie that a model's output shows rounded away from zero, and the convolution does not."""
+    """An image may be quantised again in the convolution: the output shows a tie rounded away from
+    zero, the convolution does not."""
     quantize, conv1 = INTEGERS.steps[0], INTEGERS.steps[1]
     scale = np.float32(FOUND.scales["image"])
     x = X.copy()
@@ -174,7 +175,7 @@ def test_an_image_may_be_quantised_again_where_it_is_read() -> None:
 
 
 def heavy() -> Quantization:
-    """Weights whose products saturate in pairs, in every layer; outputs of middling size."""
+    """Weights whose products saturate in pairs in every layer, with outputs of middling size."""
     rng = np.random.default_rng(1)
     found = {}
     for name, weight in FOUND.weights.items():
@@ -188,7 +189,8 @@ def heavy() -> Quantization:
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("mode", ["onnxruntime", "openvino"])
 def test_pairs_of_products_saturate_where_a_cpu_has_no_vnni(mode: str) -> None:
-    """ONNX Runtime adds residuals, and computes logits, in float32: nothing saturates there."""
+    """Pairs of products saturate on CPUs without VNNI, but not in ONNX Runtime's residuals and
+    logits, which are float32."""
     weights = heavy()
     values = peer_integers(mode, tiny(), weights, X) | {"image": X}
     found = explain_values(tiny(), weights, values, values)
@@ -264,7 +266,7 @@ def test_dumps_of_a_peer_are_explained_by_the_command(folder: Path, tmp_path: Pa
 
 
 def _recorded(diff: tuple[Any, ...], said: str, ours: Path, theirs: Path, folder: Path) -> None:
-    """The counts are kept, and make the table; not of a dump that is no specification."""
+    """Check that the counts are recorded and make the table, unless a dump is no specification."""
     kept = ("--record", "--records", folder)
     done = r18(*diff, *kept)
     assert (done.code, done.out) == (0, said)
@@ -328,10 +330,10 @@ def test_explaining_refuses_other_options_and_dumps(folder: Path, tmp_path: Path
 
 
 def test_fusing_moves_ties_in_onnx_runtime() -> None:
-    """github.com/microsoft/onnxruntime/issues/32132: it occurs, in versions 1.29 and 1.32.
+    """github.com/microsoft/onnxruntime/issues/32132: it occurs in versions 1.29 and 1.32.
 
     Sums of multiples of 0.1 · 0.2 over 0.16 are ties. QLinearConv, fused, rounds them as specified
-    here; the nodes as they are add products in float32, which are no ties then.
+    here; the separate nodes add products in float32, which then are no ties.
     """
     rng = np.random.default_rng(0)
     weight = rng.integers(-3, 4, (8, 4)).astype(np.int8)

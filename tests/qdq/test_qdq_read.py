@@ -1,4 +1,4 @@
-"""QDQ models of `onnxruntime.quantization` and of ours as weights, and what is refused."""
+"""QDQ models of `onnxruntime.quantization` and of ours as weights, and models that are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Images(CalibrationDataReader):  # type: ignore[misc]
 
 @pytest.fixture(scope="module")
 def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The float network, with BatchNorm folded by ONNX Runtime."""
+    """The float network, exported with BatchNorm folded by ONNX Runtime."""
     folder = tmp_path_factory.mktemp("folded")
     (folder / "float.onnx").write_bytes(
         onnx_model(tiny(), synthetic_weights(tiny())).SerializeToString()
@@ -133,7 +133,7 @@ def test_a_zero_point_is_refused_by_name(folded: Path, tmp_path: Path) -> None:
 
 
 def _as_nncf_writes(graph: Any) -> None:
-    """No rounding behind max-pooling, and that of global pooling in front of its Flatten."""
+    """Write as NNCF does: no rounding after max-pooling, and global pooling's before Flatten."""
     nodes = {node.output[0]: node for node in graph.node}
     for name in ("maxpool", "maxpool:numbers"):
         graph.node.remove(nodes[name])
@@ -287,13 +287,13 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
 
 
 def loop(model: Any) -> None:
-    """A pair of QuantizeLinear and DequantizeLinear that read each other."""
+    """Have a QuantizeLinear and a DequantizeLinear read each other."""
     (pair,) = [node for node in model.graph.node if node.output[0] == model.graph.output[0].name]
     pair.input[0] = pair.output[0]
 
 
 def cut(model: Any) -> None:
-    """Fewer values than the shape says, for each constant."""
+    """Cut the last byte of each constant, so that it is shorter than its shape."""
     for tensor in model.graph.initializer:
         tensor.raw_data = tensor.raw_data[:-1]
 

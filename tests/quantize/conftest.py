@@ -1,4 +1,4 @@
-"""A folder of small photographs, and what is quantised with them."""
+"""A folder of small photographs, and quantisations made with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve pictures of patches of colour."""
+    """A folder of twelve pictures of coloured patches."""
     made = tmp_path_factory.mktemp("photographs")
     rng = np.random.default_rng(0)
     for index in range(12):

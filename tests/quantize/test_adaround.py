@@ -1,4 +1,4 @@
-"""AdaRound: windows, the integers that it chooses, and what it gains on a network."""
+"""AdaRound: windows, the integers that it chooses, and its gain on a network."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_convolution_is_a_product_over_its_windows(conv: Conv2d) -> None:
 
 
 def layer(relu: bool, seed: int = 0) -> tuple[_Layer, QuantizedWeight]:
-    """Inputs that are correlated, so that errors of weights add up or cancel."""
+    """A layer with correlated inputs, so that errors of weights add up or cancel."""
     rng = np.random.default_rng(seed)
     mix = rng.standard_normal((6, 40))
     rows = np.abs(rng.standard_normal((2000, 6))) @ mix + 0.1 * rng.standard_normal((2000, 40))
@@ -129,7 +129,7 @@ def test_windows_are_spread_over_the_images_and_seeded() -> None:
 
 @pytest.mark.parametrize("bits", [4, 2])
 def test_a_network_loses_less_than_to_nearest(bits: int, folder: Path, tmp_path: Path) -> None:
-    """It is the default of these bits, and the command says why."""
+    """AdaRound loses less than to nearest; it is the default here, and the command says why."""
     lines: list[str] = []
 
     def made(out: str, **options: Any) -> Any:
@@ -151,7 +151,7 @@ def test_a_network_loses_less_than_to_nearest(bits: int, folder: Path, tmp_path:
 
 
 def test_without_pytorch(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is missed before anything is computed, and nearest needs none."""
+    """Without PyTorch, AdaRound fails before computing anything, and rounding to nearest works."""
     request = Request(folder, tmp_path / "q", "synthetic", "tiny", bits=4)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch", None)

@@ -1,4 +1,4 @@
-"""What calibration decides, in parts: scales of weights, AdaRound's ends, progress, refusals."""
+"""Calibration's decisions, in parts: scales of weights, AdaRound's ends, progress, refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NUMPY = NumpyBackend()
 FOLDED = fuse(tiny(), "all")
 WEIGHTS = load_weights("synthetic", tiny())
 COUNT = 11
-"""A batch of 8, and a part of one."""
+"""Images for one batch of 8 and part of another."""
 
 
 def given_images(count: int = COUNT) -> Images:
@@ -127,7 +127,7 @@ def test_beta_falls_from_one_end_to_the_other_behind_the_warm_up() -> None:
 
 
 def test_it_begins_at_the_nearest_integers() -> None:
-    """With no iteration at all, h is what it began with: the part behind the point."""
+    """AdaRound starts at the nearest integers: without iterations, h is the fractional part."""
     rng = np.random.default_rng(3)
     weight = rng.uniform(-6, 6, (4, 500, 1, 1)).astype(np.float32)
     step = Step("c", Conv2d(500, 4, (1, 1), bias=True), ("x",), "y", ("w", "b"))
@@ -180,7 +180,7 @@ def test_windows_are_those_of_a_seed_and_a_layer() -> None:
 
 
 def test_targets_are_the_outputs_of_the_float_network() -> None:
-    """Of all images, and each layer its own, with its bias and before its ReLU and residual."""
+    """Targets are each layer's float outputs of all images, before ReLU and residual, with bias."""
     images = given_images()
     read = fold_weights(FOLDED, WEIGHTS)
     layers = [step for step in FOLDED.steps if isinstance(step.op, Conv2d | Linear)]
@@ -211,7 +211,7 @@ def every_value(images: Images) -> dict[str, Array]:
 
 
 def test_a_layer_reads_what_a_program_in_integers_makes() -> None:
-    """Of all images, from both batches, whatever the layers before it were asked for."""
+    """A layer reads an integer program's values, of all images in both batches."""
     import r18
 
     images = given_images()
@@ -240,7 +240,7 @@ def test_a_layer_reads_what_a_program_in_integers_makes() -> None:
 
 
 class OnlyQuantize(NumpyBackend):
-    """Has the first step of a network in int8, and no other."""
+    """A backend that has only the first step of an int8 network."""
 
     name = "only_quantize"
 
@@ -314,9 +314,9 @@ def test_every_layer_is_rounded_and_no_scale_moves() -> None:
 
 def test_what_is_seen_is_every_value_of_every_image() -> None:
     images = given_images()
-    told: list[int] = []
-    found = observe(NUMPY, FOLDED, WEIGHTS, images, told.append)
-    assert told == [8, COUNT]
+    counts: list[int] = []
+    found = observe(NUMPY, FOLDED, WEIGHTS, images, counts.append)
+    assert counts == [8, COUNT]
     values = every_value(images)
     for name, histogram in found.items():
         assert histogram.total == values[name].size

@@ -1,4 +1,4 @@
-"""Whether a quantisation is one of given float weights: integers one unit away are, two are not."""
+"""Whether a quantisation fits given float weights: integers may be one unit off, not two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = Callable[[Quantization], Quantization]
 
 
 def moved(by: int, where: int = 0, step: str = STEP) -> Change:
-    """One weight that is not near its limit, `by` units away."""
+    """A change of one weight that is not near its limit by `by` units."""
 
     def change(found: Quantization) -> Quantization:
         weight = found.weights[step]
@@ -58,7 +58,7 @@ def without_scale(found: Quantization) -> Quantization:
 
 
 def narrower(found: Quantization) -> Quantization:
-    """Every scale of one step halved: the largest weights are then beyond the limit."""
+    """Every scale of one step halved, so that the largest weights exceed the limit."""
     weight = found.weights[STEP]
     made = QuantizedWeight(weight.integers, weight.scale / 2)
     return replace(found, weights=dict(found.weights) | {STEP: made})
@@ -77,7 +77,7 @@ def test_up_or_down_fits(bits: int) -> None:
 
 
 def test_the_other_neighbour_fits_and_no_further_one() -> None:
-    """A weight between two integers may be either; by one more it is another weight."""
+    """A weight between two integers may be either of them, and no other."""
     weights = quantised_weights(4)
     found = quantization_of(weights)
     exact = _units(weights, found)
@@ -101,7 +101,7 @@ def _units(weights: object, found: Quantization) -> np.ndarray:
 
 
 def test_a_weight_beyond_the_limit_is_the_limit() -> None:
-    """AdaRound and the scales of least error saturate."""
+    """A weight beyond the limit may be the limit: AdaRound and least-error scales saturate."""
     weights = quantised_weights(4)
     found = narrower(quantization_of(weights))
     exact = _units(weights, found)

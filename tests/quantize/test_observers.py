@@ -1,4 +1,4 @@
-"""Histograms of magnitudes and the scales that follow from them."""
+"""Histograms of magnitudes and the scales that are computed from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def counted(*batches: np.ndarray) -> Histogram:
 
 
 def drawn(seed: int, count: int = 40_000) -> np.ndarray:
-    """After a ReLU: half zeros, and a long tail."""
+    """Values like a ReLU's: half zeros, and a long tail."""
     rng = np.random.default_rng(seed)
     return np.maximum(rng.standard_normal(count) * rng.exponential(size=count), 0).astype(
         np.float32
@@ -96,7 +96,7 @@ def test_scales_are_positive_float32(method: str) -> None:
 
 
 def test_a_power_of_two_is_counted() -> None:
-    """It is the edge of a bin, and the first that is beyond the last one."""
+    """A power of two is counted: it is a bin's edge, and the first value beyond the last bin."""
     found = counted(np.array([1.0], np.float32), np.array([2.0], np.float32))
     assert found.width == 4 / BINS
     assert found.counts[BINS // 2] == found.counts[BINS // 4] == 1

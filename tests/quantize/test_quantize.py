@@ -1,4 +1,4 @@
-"""`r18 quantize`: calibration, what it writes, what it prints, and that errors leave nothing."""
+"""`r18 quantize`: calibration, its files, its output, and that errors leave nothing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_fewer_bits_lose_more(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_was_lost_is_what_a_program_loses(whole: Result, folder: Path) -> None:
-    """The printed numbers, computed here by hand from public parts."""
+    """The printed losses are those of a program, computed here from public parts."""
     assert not whole.same
     chosen = choose(folder, 5, 256)
     assert len(chosen.calibration) == 5
@@ -109,7 +109,7 @@ def test_the_error_of_a_value_in_the_middle(whole: Result, folder: Path) -> None
 
 
 def test_calibration_sees_the_values_of_the_network(folder: Path) -> None:
-    """The largest magnitudes are those of a float program; padding of the last batch counts not."""
+    """Calibration sees a float program's largest magnitudes, and not the last batch's padding."""
     weights = load_weights("synthetic", tiny())
     files = choose(folder, 11, 1).calibration
     images = photographs(folder, files, weights.preprocess, pytest.fail)
@@ -184,7 +184,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 
 
 def test_changed_images_are_named(folder: Path, tmp_path: Path) -> None:
-    """Two bits to nearest change classes of a network that was never trained."""
+    """Changed images are named; two bits to nearest change classes of an untrained network."""
     result = made(folder, tmp_path / "q", bits=2, rounding="nearest")
     text = result.text()
     assert result.losses.changed

@@ -1,4 +1,4 @@
-"""The page of `r18 verify --html`: well formed, self-contained, its numbers those of the run."""
+"""The page of `r18 verify --html`: well formed, self-contained, with the run's numbers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_backend_that_ran_nothing_is_no_success() -> None:
 @pytest.mark.parametrize("make", [clean, faulty])
 def test_every_step_is_in_the_heat_map_with_its_number(make: Any) -> None:
     cells = read(make()).heat("Step")
-    told = 0
+    counted = 0
     for ours in make().backends:
         for report in ours.checkpoints:
             for one in report.steps:
@@ -114,14 +114,14 @@ def test_every_step_is_in_the_heat_map_with_its_number(make: Any) -> None:
                 assert cell.value == repr(one.ratio)
                 assert shade(one.ratio) in cell.kinds
                 assert cell.text.startswith("✕ ") == fault(one.ratio)
-                told += 1
+                counted += 1
         for precision, reason in ours.skipped.items():
             column = [c for (_, *where), c in cells.items() if where == [ours.name, precision]]
             assert column
             assert all(
                 "hatch" in c.kinds and reason in (c.attributes["title"] or "") for c in column
             )
-    assert told == sum(cell.value is not None for cell in cells.values())
+    assert counted == sum(cell.value is not None for cell in cells.values())
 
 
 def test_every_kernel_is_in_the_heat_map_with_its_number() -> None:
@@ -215,9 +215,9 @@ def test_findings_alike_but_for_their_problems_share_a_card() -> None:
 
 def test_where_a_worker_hung_is_on_its_card() -> None:
     stood = f'Main thread, most recent call first:\n  File "/mine.py", line 7 in {HOSTILE}'
-    told = read(verification([result("ours", [failing("odd id", details={"stacks": stood})])]))
-    assert "Where it stood" in told.texts
-    (shown,) = (text for text in told.preformatted if text.startswith("Main thread, "))
+    reader = read(verification([result("ours", [failing("odd id", details={"stacks": stood})])]))
+    assert "Where it stood" in reader.texts
+    (shown,) = (text for text in reader.preformatted if text.startswith("Main thread, "))
     assert shown.split("\n")[1].startswith('  File "/mine.py", line 7 in <script>alert(1)')
     assert "Where it stood" not in read(faulty()).texts
 
@@ -230,7 +230,7 @@ def test_without_a_folder_no_line_to_replay() -> None:
 
 
 def test_the_summary_counts_everything_judged() -> None:
-    """Every kernel and step stands in one column of shades, and the worst is named."""
+    """The summary counts every kernel and step in one column of shades, and names the worst."""
     (rows,) = (rows for kind, rows in read(clean()).tables if kind == "heat lanes")
     head, *lanes = [[cell.text.strip() for cell in row] for row in rows]
     assert head[1:9] == ["exact", *(f"≤ {edge:g}" for edge in WITHIN), "above 1"]
@@ -291,7 +291,7 @@ def test_a_picture_on_the_page_has_the_cells_of_the_finding() -> None:
 
 
 def maps(reader: Reader) -> list[list[str]]:
-    """The rows of each map of errors, which the page also has as text."""
+    """The rows of each map of errors, which the page has as text too."""
     return [text.splitlines() for text in reader.preformatted]
 
 
@@ -338,7 +338,7 @@ const seen = {
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
 @pytest.mark.parametrize("make", [clean, faulty])
 def test_in_a_browser(make: Any, scheme: str, dark: bool, tmp_path: Path) -> None:
-    """No word on the console; on a phone nothing sticks out; cells are legible; tips show."""
+    """The browser logs nothing; on a phone the page fits, cells are legible and tips show."""
     seen, console = on_a_phone(page(make(), about=ABOUT), PROBE, tmp_path, dark=dark)
     assert console == []
     assert seen["scroll"] <= seen["width"] == PHONE

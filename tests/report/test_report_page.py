@@ -1,4 +1,4 @@
-"""The page of `r18 report`: its numbers are the records', it loads nothing, a browser shows it."""
+"""The page of `r18 report`: it has the records' numbers, loads nothing, and works in a browser."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def judged(**changes: Any) -> dict[str, Any]:
 
 
 NO_PLACE = ("inf", "nan", 0.0)
-"""Errors without a place on a logarithmic axis, as a record has them."""
+"""Errors that have no place on a logarithmic axis, as records store them."""
 
 
 def step(name: str, ratio: object, **changes: Any) -> dict[str, Any]:
@@ -337,7 +337,7 @@ DIFF = {
 
 @pytest.fixture
 def everything(tmp_path: Path) -> Evidence:
-    """Evidence of all kinds, from files."""
+    """Evidence of all kinds, read from files."""
     images = photographs(tmp_path / "images", ["a.png", "near.png"])
     path = tmp_path / "evaluation.parquet"
     write_table(path, ROWS, BOUND, ABOUT)
@@ -345,7 +345,7 @@ def everything(tmp_path: Path) -> Evidence:
 
 
 def figures(text: str, title: str) -> list[str]:
-    """The figures with that heading."""
+    """The figures with this heading."""
     found = re.findall(r"<figure class=\"chart\">.*?</figure>", text, re.DOTALL)
     return [one for one in found if f"<h3>{title}" in one]
 
@@ -384,7 +384,7 @@ def drawn(picture: str) -> list[tuple[str, str, float]]:
 
 
 def compared(picture: str) -> dict[str, float]:
-    """Of a picture of speed and error: the width of each bar and the place of each dot, by id."""
+    """The width of each bar and the place of each dot in a picture of speed and error, by id."""
     found = {}
     for mark in ElementTree.fromstring(picture).iter(f"{SVG}g"):
         name = mark.get("id") or ""
@@ -618,7 +618,7 @@ def test_the_steps_are_the_record_s_with_their_phases_together(everything: Evide
 
 
 def test_a_program_that_fuses_the_pooling_is_held_to_the_floor_of_both(tmp_path: Path) -> None:
-    """Its own steps have its floors, those of others theirs; the roofline is the lower one."""
+    """A fused program has its own floors, others have theirs; the roofline is the lower one."""
     fused, *apart = (
         {"step": step, "kernel": f"k/{op}/a/fp32", "milliseconds": 0.5}
         for step, op in (
@@ -656,7 +656,7 @@ def test_a_program_that_fuses_the_pooling_is_held_to_the_floor_of_both(tmp_path:
 
 
 def test_the_roofline_is_that_of_the_algorithm_that_multiplies_least(tmp_path: Path) -> None:
-    """Every step has the floor of its own kernel, and the caption says what gave the ceilings."""
+    """Each step has its own kernel's floor, and the caption says where the ceilings come from."""
     direct, winograd = "cupy/conv2d/direct/fp32", "cupy/conv2d/winograd_f4x4/fp32"
     steps = [
         {"step": "layer1.0.conv1", "kernel": winograd, "milliseconds": 0.5},
@@ -1052,7 +1052,7 @@ def test_a_record_that_lacks_something_is_refused(tmp_path: Path, name: str) -> 
     whole = json.loads(path.read_text("utf-8"))
 
     def places(data: Any) -> Any:
-        """Every object in it whose keys a page may ask for."""
+        """Every object in the record whose keys a page may read."""
         yield data
         for key in ("groups", "kernels", "networks", "backends", "results", "tools"):
             entries = data.get(key, {})
@@ -1083,12 +1083,12 @@ def test_a_record_that_lacks_something_is_refused(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_of_another_form_is_refused(tmp_path: Path, name: str) -> None:
-    """Whatever stands in place of its tables and lists and of their entries, it is said."""
+    """A record of another form is refused with a message, wherever it differs."""
     path = written(tmp_path) / f"{name}.json"
     whole = json.loads(path.read_text("utf-8"))
 
     def spoiled(data: Any, *, inside: bool = False) -> Any:
-        """The record with one of its parts replaced, each once; which, is said."""
+        """Replace one part of the record at a time; yields the key of that part."""
         for key, value in list(data.items() if isinstance(data, dict) else enumerate(data)):
             if isinstance(value, str) or (key not in PARTS and not inside):
                 continue
@@ -1118,7 +1118,7 @@ PARTS = FACTS - {"device"} | {
 
 
 def refusal(folder: Path) -> str | None:
-    """What is said of a folder that is refused; None where its page is made."""
+    """The message if a folder is refused; None if its page is made."""
     try:
         page(gather(folder))
     except UsageError as error:
@@ -1159,7 +1159,7 @@ def test_pictures_have_the_largest_batch_for_throughput_and_the_smallest_for_lat
 
 
 def test_a_picture_has_speed_and_error_next_to_pytorch(everything: Evidence) -> None:
-    """Bars in proportion, dots on a logarithmic axis, the speedup in words."""
+    """A picture shows speed as bars, error as dots on a logarithmic axis, the speedup in words."""
     picture = pictures(everything)["speed-and-error.svg"]
     marks = compared(picture)
     assert list(marks) == [
@@ -1192,7 +1192,7 @@ def test_without_usual_times_there_are_no_pictures(everything: Evidence) -> None
 
 
 def test_the_pictures_in_the_documents_are_those_of_the_records() -> None:
-    """`r18 report --svg docs/pictures` makes them again."""
+    """The documents' pictures match the records; `r18 report --svg docs/pictures` remakes them."""
     made = pictures(gather(ROOT / records.FOLDER))
     folder = ROOT / "docs" / "pictures"
     assert {path.name for path in folder.glob("*.svg")} == set(made)
@@ -1357,7 +1357,7 @@ const seen = {
 @needs_chromium
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
 def test_in_a_browser(everything: Evidence, scheme: str, dark: bool, tmp_path: Path) -> None:
-    """No word on the console; on a phone nothing sticks out; bars are to scale; all is legible."""
+    """In a browser the console is silent; on a phone the page fits; bars are to scale."""
     text = page(everything)
     seen, console = on_a_phone(text, PROBE, tmp_path, dark=dark)
     assert console == []

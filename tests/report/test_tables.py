@@ -1,4 +1,4 @@
-"""Tables from records: what they say, and that README.md's are the records'."""
+"""Tables from records: their content, and that README.md's are the records'."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def on_cpu(data: dict[str, Any], processor: str, **machine: Any) -> dict[str, An
 
 
 def test_a_table_of_cpus_has_every_cpu_on_record_next_to_each_library(tmp_path: Path) -> None:
-    """What was not timed has no row, and a GPU is left out."""
+    """Every recorded CPU has a row next to each library; untimed cells and GPUs are left out."""
     eager = "torchvision eager"
     full = group(8, ("numba-cpu", 2.0, 0.25), ("openvino", 4.0, 0.5), (eager, 8.0, 1.0))
     full["rows"] += group(8, ("onnxruntime", 6.0, 0.75), ("torch", 1.0, 0.125))["rows"]
@@ -262,7 +262,7 @@ def error(relative: float | str, reference: str = "float64") -> dict[str, Any]:
 
 
 def test_rows_have_errors_and_a_line_for_each_state(tmp_path: Path) -> None:
-    """A program is compared with PyTorch cold where it is cold; a fast, less exact one says so."""
+    """A cold program is compared with cold PyTorch; a fast, less exact program says so."""
     eager, graph = "torchvision eager", "torchvision graph"
     found = group(8, ("cupy", 0.1, 0.25), ("cupy (direct)", 1.0, 2.5), (eager, 0.4, 1.0))
     found["rows"] += group(8, (graph, 0.2, 0.5))["rows"]
@@ -344,7 +344,7 @@ def floor(precision: str, batch: int, *, pooled: bool = False) -> float:
 
 
 def timed(precision: str, batch: int, fusion: str = "all", **medians: float) -> dict[str, Any]:
-    """A group of `resnet18`; `cupy` pools in fp16. `eager_cl` is eager, channels-last."""
+    """A group of `resnet18`; `cupy` pools in fp16. `eager_cl` is eager in channels-last."""
     names = {
         "eager": "torchvision eager",
         "eager_cl": "torchvision eager, channels-last",
@@ -390,9 +390,9 @@ def measured(tmp_path: Path) -> Path:
 
 
 def test_a_table_of_the_network_and_its_floor(measured: Path) -> None:
-    """Every cell that the record has, in the order of precisions and batches.
+    """Every cell of the record, in the order of precisions and batches.
 
-    A program that pools is held to the floor of the pooled stem; without a rate there is none. The
+    A program that pools has the floor of the pooled stem; without a rate there is none. The
     best of PyTorch's modes is neither another backend nor another library.
     """
     text = rendered(block("roofline device=nvidia-h200"), measured)
@@ -453,8 +453,8 @@ def written(folder: Path, ceilings: dict[str, Any], *groups: dict[str, Any]) -> 
 
 
 def test_a_record_of_instructions_gives_every_precision_its_floor(tmp_path: Path) -> None:
-    """int8 has one as soon as an instruction's rate is on record, and none by a library's; fp8 by
-    the rate of e4m3."""
+    """int8 has a floor only if an instruction's rate is recorded, not by a library's rate; fp8 has
+    the floor of e4m3's rate."""
     rates = CEILINGS["rates"] | {"int8": {"operations_per_second": 9e14}}
     library = CEILINGS | {"rates": rates}
     both = library | {"instructions": INSTRUCTIONS, "memory": MEMORY}
@@ -485,7 +485,7 @@ def test_a_record_of_instructions_gives_every_precision_its_floor(tmp_path: Path
 
 
 def test_a_program_by_winograd_has_a_floor_of_its_own(tmp_path: Path) -> None:
-    """The lowest of its algorithms, where the record does not say which step used which."""
+    """A Winograd program has the lowest floor of its algorithms if steps' kernels are unknown."""
     group = timed("fp32", 64, cupy=4.0)
     ids = ("winograd_f4x4", "winograd_f2x2", "implicit_gemm")
     group["rows"][0]["kernels"] = {f"cupy/conv2d/{name}/fp32": 5 for name in ids}
@@ -520,7 +520,7 @@ def test_steps_that_were_recorded_have_the_floors_of_their_kernels() -> None:
 
 
 def test_no_recorded_time_of_ours_is_below_its_floor() -> None:
-    """Winograd's is, by the definition: in float32, at large batches."""
+    """No recorded time is below its own floor; Winograd's are below the direct one in fp32."""
     text = rendered(block("roofline device=nvidia-h200"), ROOT / records.FOLDER)
     rows = [line.strip("| ").split(" | ") for line in lines(text)[2:]]
     floors = [[float(cell) for cell in row[2:5]] for row in rows if row[3].strip()]
@@ -530,7 +530,7 @@ def test_no_recorded_time_of_ours_is_below_its_floor() -> None:
 
 
 def test_a_table_of_ceilings(tmp_path: Path) -> None:
-    """A column without a number is left out: those of instructions, of a record without any."""
+    """A column without numbers is left out, such as those of instructions."""
     marker = block("ceilings device=nvidia-h200")
     library = CEILINGS | {
         "rates": {
@@ -565,7 +565,7 @@ def test_a_table_of_ceilings(tmp_path: Path) -> None:
 
 
 def test_a_table_of_algorithms_and_pytorch(folder: Path) -> None:
-    """A contender's batches stand side by side; an algorithm has a line of its own."""
+    """A contender's batches are columns of one line; an algorithm has its own line."""
     text = rendered(
         block("algorithms device=nvidia-h200 precisions=fp32,fp16 batches=1,64"), folder
     )
@@ -581,7 +581,7 @@ def test_a_table_of_algorithms_and_pytorch(folder: Path) -> None:
 
 
 def test_a_summary_has_a_line_per_precision_with_both_errors(tmp_path: Path) -> None:
-    """Of PyTorch's modes the fastest at that batch; what was not measured is an empty cell."""
+    """A precision has a line with both errors, against PyTorch's fastest mode at that batch."""
     eager, fast = "torchvision eager", "torchvision graph, channels-last"
     large = group(64, ("cupy", 0.0625, None), (eager, 0.25, None), (fast, 0.125, None))
     groups = {
@@ -615,7 +615,7 @@ def test_a_summary_has_a_line_per_precision_with_both_errors(tmp_path: Path) -> 
 
 
 def test_a_table_of_algorithms_has_pytorch_eager_and_at_its_fastest(tmp_path: Path) -> None:
-    """What is fastest may be another mode at another batch; other libraries are not PyTorch."""
+    """PyTorch has a line for eager and one for the fastest mode at each batch; libraries do not."""
     eager, compiled = "torchvision eager", "torchvision compile"
     head = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
     small = group(1, ("cupy", 0.5, None), (eager, 2.0, None), (compiled, 1.0, None))
@@ -635,7 +635,7 @@ def test_a_table_of_algorithms_has_pytorch_eager_and_at_its_fastest(tmp_path: Pa
 
 @pytest.fixture
 def tuned(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a backend ships, and what it shipped before."""
+    """The tuning tables that a backend ships now and shipped before."""
     problems = fuse(resnet18(), "all").problems(1)
     conv, narrow = str(problems["layer1.0.conv1"]), str(problems["layer2.0.conv1"])
     stem = str(fuse_pool(fuse(resnet18(), "all")).problems(1)["conv1"])
@@ -654,7 +654,7 @@ def tuned(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_table_of_tuned_kernels_then_and_now(tuned: Path) -> None:
-    """In the order of the network, each problem once, at that very batch."""
+    """Tuned kernels then and now are listed in network order, each problem once, at its batch."""
     ceilings = ceilings_of(CEILINGS)
     floors = {
         pooled: limits(resnet18(), "fp16", "all", 8, ceilings, fused=FUSED[pooled])

@@ -1,4 +1,4 @@
-"""Steps that a plan lets run side by side, and the streams that do so."""
+"""Steps that a plan lets run side by side, and the streams that run them so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOWNSAMPLES = [f"layer{stage}.0.downsample.0" for stage in (2, 3, 4)]
 
 
 class Concurrent(Numpy):
-    """NumPy's kernels, of which any two may run side by side."""
+    """NumPy's kernels, any two of which may run side by side."""
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:
         return True
@@ -60,7 +60,7 @@ def test_what_runs_side_by_side_needs_nothing_of_the_other_and_shares_no_memory(
 
 
 def places(plan: Plan, step: Any) -> list[tuple[int, int]]:
-    """What a step writes: offsets and bytes."""
+    """The memory that a step writes, as offsets and sizes in bytes."""
     out = plan.tensors[step.output]
     return [(out.offset, out.nbytes), (step.workspace_offset, step.workspace_nbytes)]
 
@@ -79,7 +79,7 @@ def test_the_result_is_the_same() -> None:
 
 @dataclass
 class Told(HostStream):
-    """A stream that branches and writes down what it is given."""
+    """A stream with branches that records the launches it gets."""
 
     name: str = "main"
     log: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Told(HostStream):
 
 @dataclass(frozen=True)
 class Named:
-    """What stands for a kernel: it says where it was enqueued."""
+    """A stand-in for a kernel that records where it was enqueued."""
 
     name: str
 
@@ -104,7 +104,7 @@ class Named:
 
 
 def launches(*names: str) -> list[Launch]:
-    """One a name; a name that begins with + is beside the one before."""
+    """One launch per name; a name that begins with + runs in parallel with the one before."""
     none: Any = None
     kernels: list[Any] = [Named(name) for name in names]
     return [

@@ -1,4 +1,4 @@
-"""The executor: what any backend with kernels and an allocator gets, and how it can go wrong."""
+"""The executor: what every backend with kernels and memory gets, and how it can fail."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ToyBuffer:
 
 
 class ToyMemory(Memory):
-    """Hands out bytes of 0xFF, so that a float nobody wrote is NaN; an alignment like no other."""
+    """Memory filled with 0xFF, so that an unwritten float is NaN, with an unusual alignment."""
 
     alignment = 48
 
@@ -125,7 +125,7 @@ class ToyMemory(Memory):
 
 
 class ToyStream(Stream):
-    """Work waits in a queue until somebody synchronises, as on a busy device.
+    """Work waits in a queue until a caller synchronises, as on a busy device.
 
     Its clock ticks once for each piece of work. A capture takes what was queued out of the queue.
     """
@@ -198,7 +198,7 @@ SUM = RoundingContract("sum", "float32", "float32")
 
 @dataclass(frozen=True)
 class ToyKernel(Kernel):
-    """An op by its plainest NumPy; checks what it is given against the contract."""
+    """A kernel in the plainest NumPy, which checks its arguments against the contract."""
 
     op: type[Op]
     algorithm: str
@@ -274,7 +274,7 @@ def _logical(array: Array, layout: Layout) -> Array:
 
 
 class Toy(BackendBase):
-    """Everything that a backend must bring for the executor to run networks on it."""
+    """The least that a backend must have for the executor to run networks on it."""
 
     name = "toy"
 
@@ -349,7 +349,7 @@ def expected(level: str = "none") -> dict[str, Array]:
 @BACKENDS
 @pytest.mark.parametrize("level", FUSION_LEVELS)
 def test_a_backend_with_kernels_and_an_allocator_runs_the_network(name: str, level: str) -> None:
-    """Every value that exists at the level, tapped, near the float64 values."""
+    """Every tapped value of the level is near its float64 value."""
     taps = tuple(fuse(SCHEDULE, level).taps)
     program = compiled(MAKE[name](), fusion=level, taps=taps)
     output = program(images(SCHEDULE, BATCH))
@@ -380,7 +380,7 @@ def test_taps_arena_and_graph_do_not_change_a_bit(name: str, level: str) -> None
 @BACKENDS
 @pytest.mark.parametrize("arena", [True, False])
 def test_launching_again_without_a_load_gives_the_same_bits(name: str, arena: bool) -> None:
-    """So the input survives a run, and no run reads what the one before it left."""
+    """Launching again without a load gives the same bits: the input survives every run."""
     program = compiled(MAKE[name](), fusion="none", arena=arena, taps=CANONICAL)
     program.load(images(SCHEDULE, BATCH))
     runs = []
@@ -394,7 +394,7 @@ def test_launching_again_without_a_load_gives_the_same_bits(name: str, arena: bo
 @pytest.mark.parametrize("level", ["none", "all"])
 @pytest.mark.parametrize("byte", [0xFF, 0x7F, 0x00])
 def test_nothing_reads_memory_that_nothing_wrote(level: str, byte: int) -> None:
-    """Every byte that the program owns, but the input's and the weights', is spoilt before a run.
+    """Before a run every byte of the program is spoilt, except for the input's and the weights'.
 
     0xFF is NaN and 0x7F a huge number: a read of stale memory would be seen in the logits.
     """
@@ -463,7 +463,7 @@ def test_a_schedule_that_is_fused_already_runs_at_its_own_level_only() -> None:
 
 @BACKENDS
 def test_a_slice_runs_like_the_whole(name: str) -> None:
-    """From `stem_pool` to `layer2`, and the 2-d head behind the pool."""
+    """Slices give the whole network's values: `stem_pool` to `layer2`, and the 2-d head."""
     whole = compiled(MAKE[name](), taps=CANONICAL)
     whole(images(SCHEDULE, BATCH))
     for first, last in (("stem_pool", "layer2"), ("gap", "softmax")):
@@ -496,7 +496,7 @@ def test_launch_only_enqueues_and_fetch_waits(graph: bool) -> None:
 
 
 def test_loading_the_next_batch_does_not_disturb_the_one_in_flight() -> None:
-    """`launch` returns at once, so `load` may come while the device still reads the input."""
+    """A load right after `launch`, which returns at once, does not disturb the batch in flight."""
     backend = toy()
     program = compiled(backend)
     first, second = images(SCHEDULE, BATCH), images(SCHEDULE, BATCH, seed=1)
@@ -545,7 +545,7 @@ def test_profile_measures_time(name: str) -> None:
 
 @BACKENDS
 def test_threads_may_call_one_program(name: str) -> None:
-    """Each caller gets the logits of its own images."""
+    """Threads may call one program, and each gets the logits of its own images."""
     program = compiled(MAKE[name]())
     inputs = [images(SCHEDULE, BATCH, seed) for seed in range(6)]
     alone = [program(x) for x in inputs]
@@ -581,12 +581,12 @@ def test_kernels_in_place_take_over_their_inputs_memory() -> None:
     in_place = check_plan(plan, backend.memory.alignment)
     expected_pairs = {s.output: s.inputs[0] for s in plan.steps if s.kernel.in_place}
     assert in_place == expected_pairs
-    assert "layer1.0.relu_1" in in_place  # the chain bn2 → add → relu_1 lies in one place
+    assert "layer1.0.relu_1" in in_place  # the chain bn2 → add → relu_1 is in one place
     assert plan.tensors["layer1.0.bn2"].offset == plan.tensors["layer1.0.relu_1"].offset
 
 
 def test_what_is_needed_again_is_not_overwritten_in_place() -> None:
-    """The stem's ReLU may not take its input's memory when that is tapped."""
+    """An in-place ReLU does not overwrite its input if that is tapped."""
     backend = toy()
     options = CompileOptions(batch=BATCH, fusion="none", taps=("bn1", "layer1.0.add"))
     in_place = check_plan(make_plan(backend, SCHEDULE, options), backend.memory.alignment)
@@ -596,7 +596,7 @@ def test_what_is_needed_again_is_not_overwritten_in_place() -> None:
 
 
 def test_a_shortcut_that_is_the_first_input_of_a_sum_is_not_overwritten_while_needed() -> None:
-    """The stage's first block: `maxpool` is read by conv1 and again by the sum."""
+    """A sum does not overwrite its shortcut while conv1 of the stage's first block needs it."""
     backend = toy()
     swapped = replace(
         SCHEDULE,
@@ -791,7 +791,7 @@ def test_relayout_steps_stand_where_layouts_meet(name: str) -> None:
 )
 @pytest.mark.parametrize("name", NHWC)
 def test_layouts_change_no_result(name: str, chosen: set[str], level: str) -> None:
-    """Every tap is logical, whatever layout its value has in memory."""
+    """Layouts change no result: taps are logical arrays, whatever their layout in memory."""
     taps = tuple(fuse(SCHEDULE, level).taps)
     kernels = dict.fromkeys(chosen, NHWC[name])
     program = compiled(MAKE[name](), fusion=level, taps=taps, kernels=kernels)
@@ -812,7 +812,7 @@ def test_convolutions_of_one_layout_that_follow_each_other_need_no_relayout() ->
 
 
 def relayouts(*twins: ToyKernel, **overrides: str) -> list[str]:
-    """What is relaid out where convolutions are NHWC and `twins` come after the NCHW kernels."""
+    """Values that are relaid out if convolutions are NHWC and `twins` follow the NCHW kernels."""
     kernels = {"conv2d": NHWC["toy"], **overrides}
     program = compiled(toy(*PLAIN, *twins), fusion="all", kernels=kernels)
     exact = expected()[SCHEDULE.output]
@@ -861,7 +861,7 @@ def test_layouts_that_meet_without_a_relayout_kernel_are_an_error() -> None:
 @BACKENDS
 @pytest.mark.parametrize("level", ["none", "all"])
 def test_a_kernel_alone_gives_the_bits_that_it_gives_in_the_program(name: str, level: str) -> None:
-    """Else what is proved about kernels would not hold for the network."""
+    """A kernel alone gives its bits in the program, or tests of kernels would not count there."""
     backend = MAKE[name]()
     schedule = fuse(SCHEDULE, level)
     chosen = {"layer2.0.conv1": NHWC[name]} if name in NHWC else {}
@@ -901,7 +901,7 @@ def test_run_kernel_refuses_what_is_not_the_problem() -> None:
 
 
 def test_kernels_read_their_inputs_and_weights_only() -> None:
-    """Arrays that `run_kernel` was given are the caller's, unchanged."""
+    """Kernels do not change their inputs and weights, which belong to `run_kernel`'s caller."""
     backend = r18_numpy.Backend()
     rng = np.random.default_rng(0)
     problem = Problem(BatchNorm(3), ((2, 3, 4, 4),))
@@ -952,7 +952,7 @@ def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_, np.complex64])
 def test_images_that_are_not_floating_point_are_refused(dtype: Any) -> None:
-    """Bytes of a photograph that was not preprocessed would pass as tiny variations otherwise."""
+    """Images of integers are refused, as unprocessed bytes would pass for tiny variations."""
     program = compiled(r18_numpy.Backend())
     with pytest.raises(UsageError, match=f"floating-point input, got {np.dtype(dtype)}"):
         program(np.zeros((BATCH, 3, 32, 32), dtype))
@@ -1008,7 +1008,7 @@ def test_closing_waits_for_the_work_in_flight() -> None:
 
 
 def test_a_profile_begins_on_an_idle_stream() -> None:
-    """Else the first step's time would have a share of the run before it."""
+    """A profile starts on an idle stream, or the first step would include the run before it."""
     program = compiled(toy())
     program.load(images(SCHEDULE, BATCH))
     program.launch()
@@ -1053,7 +1053,7 @@ def test_missing_and_misshapen_weights_are_named() -> None:
 def test_weights_that_are_folded_are_checked_like_the_others(
     name: str, shape: tuple[int, ...]
 ) -> None:
-    """A shape that NumPy would broadcast to the right one gives a network that is wrong."""
+    """Folded weights are checked too: NumPy would broadcast a wrong shape without an error."""
     wrong = {**weights(), name: np.ones(shape, np.float32)}
     with pytest.raises(WeightsError, match=name.replace(".", r"\.")):
         r18_numpy.Backend().compile(SCHEDULE, wrong, CompileOptions(batch=BATCH))
@@ -1070,7 +1070,7 @@ def test_an_unknown_level_is_refused_at_compilation() -> None:
 
 
 def test_planning_needs_no_device() -> None:
-    """A plan for CUDA can be made, and read, on a machine without it."""
+    """Planning for CUDA works on a machine without a GPU."""
     plan = make_plan(r18_torch.cuda(), SCHEDULE, CompileOptions(batch=BATCH, precision="tf32"))
     assert {k.split("/")[-1] for k in plan.kernel_ids().values()} == {"tf32"}
 

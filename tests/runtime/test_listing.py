@@ -1,4 +1,4 @@
-"""The listing of backends survives whatever a plugin does as it is imported."""
+"""The listing of backends survives every plugin, whatever it does as it is imported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ among -= {{"hangs"}}
 print(json.dumps([[line.name, line.cause] for line in listing.lines({seconds})]))
 """
 SECONDS = 8
-"""More than an import takes on a busy machine."""
+"""Seconds, more than an import takes on a busy machine."""
 
 
 def plugins(folder: Path) -> None:
@@ -42,7 +42,7 @@ def plugins(folder: Path) -> None:
 
 
 def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
-    """Also one that hangs; and none of them writes to our stdout."""
+    """A plugin that ends its process or hangs costs one line, and none writes to our stdout."""
     plugins(tmp_path)
     code = CODE.format(names=set(PLUGINS), seconds=SECONDS)
     listed, *_, probed_here = output_of(code, path=[tmp_path]).splitlines()
@@ -61,7 +61,7 @@ def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
 
 
 def test_auto_imports_no_plugin_while_one_of_ours_runs(tmp_path: Path) -> None:
-    """Not in the process of a command, where the ones above would end it."""
+    """`auto` imports no plugin in a command's process, which one of the above would end."""
     plugins(tmp_path)
     code = """
 import sys

@@ -40,11 +40,11 @@ from support import PoisonedMemory, check_plan, compute, images, random_weights,
 Phase = Callable[[], None]
 SEEDS = range(60)
 MARKS = itertools.count()
-"""What each run of a kernel spoils its memory with."""
+"""A new mark for each run of a kernel, with which it spoils its memory."""
 
 
 class Meeting(HostStream):
-    """Of two launches in a branch, the phases of one run between those of the other."""
+    """A stream that runs one launch of a branch between the phases of the other."""
 
     def __init__(self, second_first: bool, pending: list[tuple[Phase, ...]] | None = None) -> None:
         self.pending = pending
@@ -73,7 +73,7 @@ class Meeting(HostStream):
 
 @dataclass(frozen=True, eq=False)
 class Phased(HostKernel):
-    """It spoils what it may write, computes, and looks at its workspace and output again."""
+    """A kernel that spoils what it may write, computes, and checks its workspace and output."""
 
     def enqueue(
         self,
@@ -112,12 +112,12 @@ def run(op: Op, inputs: Any, weights: Any, out: Array, workspace: Array) -> None
 
 
 def scratch(problem: Problem) -> int:
-    """Of any size, none among them."""
+    """A workspace of any size, sometimes of none."""
     return (0, 1, 64, 640, 4096)[sum(map(sum, problem.inputs)) % 5]
 
 
 class Made(r18_numpy.Backend):
-    """Any two of its steps may run side by side; the kernels of these ops work in place."""
+    """A backend whose steps may run side by side; the kernels of some ops work in place."""
 
     name = "made"
 
@@ -144,7 +144,7 @@ IN_PLACE: list[tuple[type[Op], ...]] = [(), (ReLU,), (Add,), (ReLU, Add)]
 
 
 def drawn(seed: int) -> Schedule:
-    """Steps that read any values made before them: chains, branches, values that nothing reads."""
+    """A random schedule: chains, branches, and values that no step reads."""
     draw = random.Random(seed)
     shapes = {"image": (4, 3, 5)}
     steps: list[Step] = []
@@ -167,7 +167,7 @@ def drawn(seed: int) -> Schedule:
 
 
 def planned(seed: int) -> tuple[Made, Plan]:
-    """Without fusion: the steps are those that were drawn."""
+    """A backend and its unfused plan of the random schedule."""
     backend = Made(*IN_PLACE[seed % len(IN_PLACE)])
     schedule = drawn(seed)
     taps = tuple(schedule.taps)[1::5] if seed % 3 == 0 else ()
@@ -175,7 +175,7 @@ def planned(seed: int) -> tuple[Made, Plan]:
 
 
 def meeting(plan: Plan) -> list[str]:
-    """What two steps of a pair would both touch, one of them writing; by the plan's offsets."""
+    """Memory that both steps of a pair touch, one by writing, according to the plan's offsets."""
 
     def tensor(key: str) -> tuple[int, int]:
         return plan.tensors[key].offset, plan.tensors[key].offset + plan.tensors[key].nbytes
@@ -225,7 +225,8 @@ def check_run(seed: int, second_first: bool = False) -> int:
 
 
 def test_a_pair_never_meets_in_memory() -> None:
-    """By the offsets, of drawn schedules; with workspaces, taps, and kernels in place around it."""
+    """No pair of drawn schedules shares memory by the offsets, with workspaces, taps and in-place
+    kernels around it."""
     pairs = in_place = 0
     for seed in SEEDS:
         backend, plan = planned(seed)
@@ -248,7 +249,7 @@ def test_a_pair_computes_the_same_in_the_worst_order(second_first: bool) -> None
 
 
 def test_what_a_pair_reads_lives_as_long_as_both() -> None:
-    """The first reads `a` for the last time: the second may not write there yet."""
+    """The second step may not overwrite an input that the first reads for the last time."""
     steps = (
         Step("a", ReLU(), ("image",), "a"),
         Step("b", ReLU(), ("image",), "b"),
@@ -269,7 +270,7 @@ def test_what_a_pair_reads_lives_as_long_as_both() -> None:
 
 
 def _times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the second ran after the first."""
+    """Have planning compute lifetimes as if the second step ran after the first."""
     monkeypatch.setattr(planning, "accumulate", lambda given: range(len(list(given))))
 
 
@@ -292,7 +293,7 @@ def _needed_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All steps share the first workspace's offset, which is right for steps in turn."""
+    """Have all steps share the first workspace's offset, which is right for steps in turn."""
     plan_arena = planning.plan_arena
 
     def shared(lives: Any, alignment: int, *, share: bool = True) -> Any:

@@ -53,14 +53,14 @@ def on_device(seed: int, options: CompileOptions, patch: pytest.MonkeyPatch) -> 
 
 
 def filled(arrays: Iterable[Array], given: Iterable[Array]) -> Iterator[Array]:
-    """Each batch in the next of the arrays."""
+    """Yield the arrays in turn, each filled with the next batch."""
     for array, batch in zip(arrays, given, strict=False):
         array[...] = batch
         yield array
 
 
 def spoilt(given: Iterable[Array]) -> Iterator[Array]:
-    """Each batch in an array that is overwritten as soon as it may be."""
+    """Yield each batch in an array that is overwritten as soon as that is allowed."""
     for batch in given:
         own = batch.copy()
         yield own
@@ -102,7 +102,7 @@ def test_pixels_lie_as_decoders_give_them() -> None:
 def test_a_mask_is_refused_and_not_dropped(
     options: CompileOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By programs on the host and by cupy's, whose `load` is another; the next batch is sound."""
+    """A masked array is refused on the host and by cupy's `load`; the next batch is right."""
     (batch, *_) = batches(options)
     masked = np.ma.masked_array(batch, mask=batch > 0)
     expected = plain(options)(batch)
@@ -114,12 +114,12 @@ def test_a_mask_is_refused_and_not_dropped(
         assert same(pipeline(program, [batch]), [expected])
 
 
-# -- copies beside compute ---------------------------------------------------------------------
+# -- copies during compute ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [PIXELS, FLOATS], ids=["pixels", "floats"])
 def test_no_batch_meets_another(options: CompileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An array is filled again, and a buffer copied into, as soon as ever that is allowed."""
+    """Batches stay apart, though arrays and buffers are refilled as soon as that is allowed."""
     given = batches(options)
     expected = [plain(options)(batch) for batch in given]
     for seed in SEEDS:
@@ -133,7 +133,7 @@ def test_no_batch_meets_another(options: CompileOptions, monkeypatch: pytest.Mon
 
 
 def test_every_way_of_loading_after_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Own arrays in any order, others between them, batches never run, runs of the same batch."""
+    """Loads may mix own arrays in any order, other arrays, batches never run, and repeated runs."""
     given = batches(PIXELS)
     expected = [plain(PIXELS)(batch) for batch in given]
     for seed in SEEDS:
@@ -165,7 +165,7 @@ def test_every_way_of_loading_after_any_other(monkeypatch: pytest.MonkeyPatch) -
 
 
 def far_ahead(program: Running, given: Iterable[Array]) -> list[Array]:
-    """All batches under way before an output is asked for."""
+    """The outputs of all batches, each loaded and launched before any output is fetched."""
     owed = []
     for images in given:
         program.load(images)  # type: ignore[attr-defined]
@@ -178,7 +178,7 @@ def far_ahead(program: Running, given: Iterable[Array]) -> list[Array]:
 def test_without_one_of_the_waits_batches_meet(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That these tests would see it: each wait is needed, and no other one does its work."""
+    """Without any one of the waits batches mix, so each is needed and these tests would notice."""
     given = batches(PIXELS)
     expected = [plain(PIXELS)(batch) for batch in given]
     failures = 0

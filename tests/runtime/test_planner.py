@@ -95,7 +95,7 @@ def test_a_chain_needs_its_two_largest_neighbours() -> None:
 
 
 def test_lives_that_meet_in_a_single_step_do_not_share() -> None:
-    """What a step reads and what it writes are both needed in that step."""
+    """A step's input and output do not share memory, as the step needs both."""
     read, written = Lifetime("read", 64, 0, 3), Lifetime("written", 64, 3, 5)
     assert read.meets(written)
     assert written.meets(read)
@@ -125,7 +125,7 @@ def test_a_gap_between_placed_buffers_is_used_only_where_it_is_wide_enough() -> 
 
 
 def test_many_overlapping_lives_fragment_the_arena_no_further_than_the_sum() -> None:
-    """Nested and staggered lives of growing sizes, which leave gaps that nothing fits."""
+    """Overlapping lives that leave unusable gaps fragment the arena by no more than their sum."""
     lives = [Lifetime(f"s{i}", 10 + i, i, i + 2) for i in range(40)]
     lives += [Lifetime(f"n{i}", 500 - 7 * i, i, 80 - i) for i in range(20)]
     arena = plan_arena(lives, 64)
@@ -169,7 +169,7 @@ MANY_TAPS = (*CANONICAL, "layer1.0", "layer2.0.downsample")
 def test_no_step_of_resnet18_overwrites_what_is_still_needed(
     level: str, taps: tuple[str, ...]
 ) -> None:
-    """Batch 8; recomputed from steps and tensors alone, byte by byte (see `check_plan`)."""
+    """No step overwrites needed memory, byte by byte from steps and tensors: `check_plan`."""
     backend = r18_numpy.Backend()
     plan = make_plan(backend, resnet18(), CompileOptions(batch=8, fusion=level, taps=taps))
     in_place = check_plan(plan, backend.memory.alignment)

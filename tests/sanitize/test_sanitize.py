@@ -1,4 +1,4 @@
-"""compute-sanitizer: reading its reports, running a backend under it, and what is recorded."""
+"""compute-sanitizer: its reports, running a backend under it, and the record."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def stand_in(folder: Path, script: Script) -> Path:
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:
-    """What each process was asked."""
+    """The arguments and variables of each process."""
     return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
@@ -204,7 +204,7 @@ def test_a_log_without_a_summary_is_not_clean(tmp_path: Path, log: str | None) -
 
 @pytest.mark.usefixtures("path_of_tests")
 def test_errors_are_laid_to_the_kernel_that_has_them_alone(tmp_path: Path) -> None:
-    """A log tells of a process; so those of one with errors run again, each by itself."""
+    """Errors in a process's log are attributed by running each of its kernels alone."""
     guilty = SEVERAL[1]
     turn = {"log": MEMCHECK, "guilty": guilty, "else": CLEAN}
     program = stand_in(tmp_path, {"memcheck": turn})
@@ -286,7 +286,7 @@ def test_whoever_stops_listening_ends_what_runs(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("path_of_tests")
 def test_what_there_is_no_time_for_has_no_result(tmp_path: Path) -> None:
-    """The process ends in order, and what it has come to the end of counts."""
+    """A late kernel has no result; the process ends normally, and finished kernels count."""
     both = Request("sanitize_toy:Slow", (KERNEL, "toy/relu/slow/fp32"), network=None)
     program = stand_in(tmp_path, {"memcheck": {"log": CLEAN, "command": "run"}})
     started = time.monotonic()
@@ -330,14 +330,14 @@ CUDA_TOY = "cuda_toy:Backend"
 
 
 def mutant_of_the_toy(value: str) -> Mutant:
-    """The toy's kernel with another expression for what it writes."""
+    """A mutant of the toy's kernel, which writes another expression."""
     source = Target.of(CUDA_TOY).sources()["relu.cu"]
     changed = source.replace("fmaxf(x[i], 0.0f) + 0.0f;", f"{value};")
     return replace(mutants_of("relu.cu", source)[0], source=changed)
 
 
 def heard_of(folder: Path, script: Script, deadline: float = math.inf) -> Heard:
-    """About a mutant of the toy, by tools that say what the script says."""
+    """The tools' result on a mutant of the toy; the script says what each tool reports."""
     program = stand_in(folder, {tool: {"log": CLEAN} for tool in TOOLS} | script)
     mutant = mutant_of_the_toy("fmaxf(x[i], 0.0f)")
     asked = Request(CUDA_TOY, (KERNEL,), network=None)
@@ -550,7 +550,7 @@ def test_the_same_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}})
 
     def run(*options: object) -> tuple[int, str, set[str]]:
-        """The exit code, what it prints, and the kernels that it runs."""
+        """Run the command; returns its exit code, its output, and the kernels that it ran."""
         (tmp_path / "calls.jsonl").write_text("")
         done = r18(
             *("sanitize", "--backend", "sanitize_toy:Several", "--tools", "memcheck"),
@@ -582,7 +582,7 @@ def test_wrong_requests() -> None:
 
 
 def test_the_pool_is_off_only_when_asked() -> None:
-    """CuPy is stood in for: its allocator is set before the first buffer is taken."""
+    """CuPy's pool is off only if requested, before the first buffer; a stand-in shows the calls."""
     code = """
 import sys, types
 cupy = types.ModuleType("cupy")

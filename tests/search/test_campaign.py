@@ -1,4 +1,4 @@
-"""Campaigns: a fault that comes and goes is a finding, and corners are searched after draws."""
+"""Campaigns: an intermittent fault is a finding, and corners are searched after drawn problems."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = replace(profile("quick"), shrink_seconds=1.0)
 
 
 WIDE = replace(profile("thorough"), examples=1, shrink_seconds=1.0)
-"""The thorough profile's fixed problems, and hardly a drawn one."""
+"""The thorough profile's fixed problems, and a single drawn one."""
 
 
 def finding_of(
@@ -32,7 +32,7 @@ def finding_of(
     extra: tuple[Problem, ...] = (),
     how: Profile = QUICK,
 ) -> Finding | None:
-    """What a campaign finds on a ReLU that computes so."""
+    """The finding of a campaign on a ReLU that computes with `function`."""
     backend = mutation_toy.Backend()
     (kernel,) = backend.kernels()
     wrong: HostKernel = replace(kernel, run=function, extra_problems=extra)
@@ -56,7 +56,7 @@ def test_a_fault_that_comes_and_goes_is_a_finding() -> None:
 
 
 def test_a_device_that_is_lost_is_told_with_the_problem_that_lost_it() -> None:
-    """From then on every call raises, so that no smaller problem means anything."""
+    """A lost device is reported with its problem; later calls raise, so nothing is shrunk."""
     lost: list[tuple[int, ...]] = []
 
     def once(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
@@ -75,7 +75,7 @@ def test_a_device_that_is_lost_is_told_with_the_problem_that_lost_it() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_fault_beyond_an_edge_that_no_kernel_declares_is_found(axis: int) -> None:
-    """Each row or column from the 120th on is wrong."""
+    """A fault past an edge that no kernel declares, from row or column 120 on, is found."""
 
     def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
         np.maximum(inputs[0], 0, out=out)
@@ -100,7 +100,7 @@ def test_a_fault_on_a_corner_alone_is_found() -> None:
 
 
 def test_a_fault_on_a_road_that_the_kernel_names_is_found_and_shrunk() -> None:
-    """However large it is; and nobody goes that way who is not told of it."""
+    """A fault in a large problem that only the kernel itself names is found and shrunk."""
 
     def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
         np.maximum(inputs[0], out.size > 100_000, out=out)

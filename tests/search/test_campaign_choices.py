@@ -1,4 +1,4 @@
-"""Choices of kernels that choose among functions: each is looked at, and a fault says of which."""
+"""Choices of kernels that choose among functions: each is searched, and faults name theirs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_the_conformance_suite_asks_what_is_chosen() -> None:
 
 
 def test_a_fault_of_what_is_chosen_for_large_problems_alone_is_found_on_a_small_one() -> None:
-    """It is the kernel's, names the choice, is shrunk, and replayed to the bit."""
+    """A fault of the choice for large problems is the kernel's, names the choice, and is shrunk and
+    replayed to the bit."""
     assert campaign(choosing_toy.Backend()) is None
     finding = campaign(choosing_toy.Wrong())
     assert finding is not None
@@ -167,7 +168,7 @@ def test_a_choice_gets_fewer_examples_another_seed_and_edges_that_not_all_have()
 def test_a_short_look_at_all_precisions_of_a_kernel_sees_every_problem(
     effort: str, share: int
 ) -> None:
-    """Each precision gets a part of them, and the next one another part."""
+    """The precisions of a kernel together see every problem; each sees a different part."""
     backend, short = load_backend("torch"), profile(effort)
     kernels = [k for k in backend.kernels() if k.id.startswith("torch/conv2d/aten/")]
     seen = [next(shares(backend, kernel, short, 5)).known for kernel in kernels]
@@ -181,8 +182,8 @@ def test_a_short_look_at_all_precisions_of_a_kernel_sees_every_problem(
 
 @pytest.mark.parametrize("named", ["numpy", "numba-cpu"])
 def test_two_precisions_see_every_corner_in_quick(named: str) -> None:
-    """Wherever they are among all precisions, and those with many tiles twice; a kernel without a
-    twin sees all by itself."""
+    """Two precisions see every corner, and those with many tiles twice; a kernel without a
+    twin sees all of them itself."""
     backend = load_backend(named)
     families: dict[str, list[Share]] = {}
     for kernel in backend.kernels():
@@ -210,7 +211,8 @@ def test_two_precisions_see_every_corner_in_quick(named: str) -> None:
 def test_a_short_look_at_the_network_sees_every_geometry(
     named: str, kernel: str, effort: str
 ) -> None:
-    """And all precisions of a kernel together see every problem; a kernel in integers, all bits."""
+    """Each precision sees every geometry of the network, and all together every problem; a kernel
+    in integers sees all bit widths."""
     backend, short = load_backend(named), profile(effort)
     network = network_problems("resnet18", (1,))
     kernels = [k for k in backend.kernels() if k.id.startswith(kernel)]
@@ -299,7 +301,7 @@ def choosing() -> list[CudaKernel]:
 
 @pytest.mark.parametrize("kernel", choosing(), ids=lambda kernel: kernel.id)
 def test_a_choice_is_its_kernel_with_one_tile(kernel: CudaKernel) -> None:
-    """One function, or one for each storage format of an image of integers."""
+    """A choice is its kernel with one tile: one function, or one per storage format of integers."""
     every = cast(tuple[CudaKernel, ...], CUPY.variants(kernel))
     assert every is CUPY.variants(kernel)
     assert len({one.id for one in every}) == len(every) > 1
@@ -318,9 +320,9 @@ def test_a_choice_is_its_kernel_with_one_tile(kernel: CudaKernel) -> None:
 
 @cache
 def known(kernel: CudaKernel, how: Profile) -> dict[CudaKernel, list[Problem]]:
-    """What the kernel and each of its choices take of the problems that any campaign shows them.
+    """The fixed problems of campaigns that the kernel, and each of its choices, takes.
 
-    Drawn problems come on top; drawing them takes a second a kernel.
+    Drawn problems come in addition; drawing them takes a second a kernel.
     """
     return {
         cast(CudaKernel, share.one): [p for p in share.known if share.one.refusal(p) is None]
@@ -329,7 +331,7 @@ def known(kernel: CudaKernel, how: Profile) -> dict[CudaKernel, list[Problem]]:
 
 
 def drawn(kernel: CudaKernel, how: Profile) -> dict[CudaKernel, list[Problem]]:
-    """What they take of the problems that a campaign draws for them."""
+    """The drawn problems of a campaign that the kernel, and each of its choices, takes."""
     found: dict[CudaKernel, list[Problem]] = {}
     for share in shares(CUPY, kernel, how, 0):
         taken = found.setdefault(cast(CudaKernel, share.one), [])
@@ -356,8 +358,8 @@ def functions(taken: dict[CudaKernel, list[Problem]]) -> set[Entry]:
 
 
 def test_every_function_of_every_kernel_is_launched_by_the_quick_profile() -> None:
-    """By the kernel, by its choices, or by those that are kernels: what none of its problems
-    chooses would be verified by nobody."""
+    """Every function is launched by its kernel, its choices, or choices that are kernels; otherwise
+    nothing would verify it."""
     kernels = cast(tuple[CudaKernel, ...], CUPY.kernels())
     launched = {kernel.id: functions(known(kernel, QUICK)) for kernel in kernels}
     for kernel in kernels:
@@ -370,7 +372,7 @@ def test_every_function_of_every_kernel_is_launched_by_the_quick_profile() -> No
 
 @pytest.mark.parametrize("batch", [1, 64])
 def test_what_a_plan_says_is_chosen_is_what_is_launched(batch: int) -> None:
-    """Of kernels with several functions for what they take: a choice, or a kernel that has it."""
+    """A plan's choice is the function that is launched, as a choice or as a kernel that has it."""
     own = {one.id: one for one in CUPY.kernels()}
     checked = 0
     for problem in schedule_problems(resnet18(), [batch]):
@@ -403,8 +405,8 @@ POOLED = [kernel for kernel in choosing() if kernel.op is ConvMaxPool]
 
 @pytest.mark.parametrize("kernel", CONVOLUTIONS, ids=lambda kernel: kernel.id)
 def test_tiles_are_filled_and_sums_have_a_step_for_each_of_their_parts(kernel: CudaKernel) -> None:
-    """A tile and a bit of rows and of columns, with all that is fused; but for tiles that hold so
-    much that only the thorough profile has room."""
+    """Tiles are filled: a tile and a bit of rows and columns, with all that is fused; tiles that
+    hold too much only in the thorough profile."""
     for one, taken in known(kernel, profile("thorough")).items():
         if one is not kernel:
             (tile,) = cast(Any, one).tiles
@@ -423,7 +425,7 @@ def test_every_choice_that_stays_for_many_tiles_has_several(kernel: CudaKernel) 
 
 @pytest.mark.parametrize("kernel", PERSISTENT, ids=lambda kernel: kernel.id)
 def test_every_block_of_integers_that_stays_has_several_tiles(kernel: CudaKernel) -> None:
-    """For each storage format of the image; with a residual and without."""
+    """Persistent integer blocks get several tiles, for each format, with a residual or without."""
     for one, taken in known(kernel, QUICK).items():
         (tile, *_) = cast(Any, one).tiles
         if tile.parts > 1:
@@ -439,7 +441,7 @@ def test_every_block_of_integers_that_stays_has_several_tiles(kernel: CudaKernel
 
 
 def tiles_in(launch: GridLaunch) -> int:
-    """As the integer convolutions pass the number of tiles: in a struct, or before that of K."""
+    """The number of tiles that an integer convolution passes, in a struct or before K's."""
     *_, tiles, last = cast(tuple[Any, ...], launch.arguments)
     in_struct = last.nbytes == HALO_SHAPE.itemsize
     return int(last.view(HALO_SHAPE)["tiles"][0] if in_struct else tiles)

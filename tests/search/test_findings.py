@@ -1,4 +1,4 @@
-"""Findings: exact, small, and read back as they were written."""
+"""Findings: exact, small, and equal after writing and reading."""
 
 from __future__ import annotations
 

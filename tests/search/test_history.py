@@ -1,4 +1,4 @@
-"""Faults of state between calls: named as such, with what came before, and replayed with it."""
+"""Faults of state between calls are named so, and replayed with the calls before them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROBLEM = Problem(ReLU(), ((1, 5),))
 
 @pytest.fixture(autouse=True)
 def _from_the_tests_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First on the path; what is on it already stays, as it may have the package under test."""
+    """Put the tests' folder first on the path, and keep the rest, which may have the package."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
 
 
@@ -115,7 +115,7 @@ def test_what_no_call_brings_back_says_so() -> None:
 
 
 def test_the_calls_before_are_those_of_the_findings_backend() -> None:
-    """A worker takes kernels of several backends in turn, and a replay knows one of them."""
+    """Calls before a finding are its backend's own; a worker takes several backends in turn."""
 
     def off(op: Any, x: Any, w: Any, out: Array, scratch: Array) -> None:
         out[...] = x[0] + 1
@@ -180,7 +180,8 @@ def test_verify_names_the_state_and_replay_says_that_one_call_is_right(tmp_path:
 def test_a_finding_of_the_drawn_problems_keeps_the_calls_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that only a 4-d and a 2-d input share: no scenario has both."""
+    """A finding of drawn problems keeps the calls before it: only a 4-d and a 2-d input share this
+    session, which no scenario has."""
     monkeypatch.setattr(history, "TRIALS", 1)  # a process each
     ((path, data),) = _verified("fault/relu/session_of_sizes/*", tmp_path)
     assert data["check"] == "state"
@@ -209,7 +210,7 @@ def test_a_damaged_campaign_is_a_clear_error(
 
 
 def test_a_kernel_that_sets_the_threads_it_first_found_passes() -> None:
-    """As NumPy's does, whose number of threads is read once."""
+    """A kernel that resets the threads it found first passes, as NumPy's does."""
     backend = load_backend("numpy")
     one = next(k for k in backend.kernels() if k.id == "numpy/linear/matmul/fp32")
     base = base_problem(one, 10**6)

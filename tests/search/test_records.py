@@ -1,4 +1,4 @@
-"""Records: what a run writes, what it leaves alone, and that the committed ones are fresh."""
+"""Records: what a run writes, what it leaves unchanged, and that the committed ones are fresh."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ H200 = DeviceInfo("cuda", "NVIDIA H200 (sm_90)", {"compute capability": "9.0"})
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as far as records look at one."""
+    """A kernel with the attributes that records read."""
 
     id: str
     digest: str = "d1"
@@ -50,7 +50,7 @@ class Compiled:
 
 
 class Catalogue:
-    """A backend as far as records look at one."""
+    """A backend with the attributes that records read."""
 
     def __init__(self, *kernels: Compiled) -> None:
         self.listed = kernels
@@ -96,7 +96,7 @@ def save(folder: Path, run: Verification, *kernels: Compiled) -> tuple[dict[str,
 
 
 def record_in(folder: Path) -> dict[str, Any]:
-    """The only one."""
+    """The only record in a folder."""
     (path,) = folder.iterdir()
     record: dict[str, Any] = json.loads(path.read_text())
     return record
@@ -129,7 +129,7 @@ def test_a_device_in_a_file_name(device: DeviceInfo, expected: str) -> None:
 def test_times_of_a_cpu_have_a_file_for_each_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not depend on the CPU's speed has one for all of them; so has an unnamed model."""
+    """Only records of a CPU's times have a file per model; an unnamed model shares one."""
     host, info = DeviceInfo("cpu", "CPU (x86_64), NumPy 2.4"), tmp_path / "cpuinfo"
     monkeypatch.setattr("r18.cpu.INFO", info)
     info.write_text("model name\t: Intel(R) Xeon(R) Processor\nflags\t: avx512f amx_int8\n")
@@ -244,7 +244,7 @@ def test_a_damaged_record_is_left_alone(tmp_path: Path, text: str) -> None:
 
 
 def test_the_command_line_writes_one(tmp_path: Path) -> None:
-    """Of a backend whose kernels are right, and of one that computes nothing."""
+    """The command records right kernels as verified, and one that computes nothing as not."""
     short = r18("verify", "--backend", "numpy", "--profile", "quick", "--record")
     assert short.code == REFUSED
     assert "thorough or nightly, not of 'quick'" in short.err
@@ -260,7 +260,7 @@ def test_the_command_line_writes_one(tmp_path: Path) -> None:
 
 
 def test_what_is_sound_is_recorded_before_the_run_ends(tmp_path: Path) -> None:
-    """A run that something ends from outside loses the kernels that it is at, and no others."""
+    """A sound kernel is recorded at once; an aborted run loses only kernels in progress."""
     ended = patch.object(evidence, "save", side_effect=R18Error("the machine is gone"))
     with ended, patch.dict(PROFILES, thorough=replace(PROFILES["brief"], name="thorough")):
         done = r18(
@@ -336,7 +336,7 @@ def test_one_device_is_enough(tmp_path: Path) -> None:
 
 
 def test_what_was_verified_before_it_had_choices_is_stale(tmp_path: Path) -> None:
-    """Or before it had this one: what a kernel chooses among belongs to its digest."""
+    """A kernel's choices belong to its digest, so an old record without one of them is stale."""
     offered = [Compiled(f"{A.id}/small")]
 
     class Choosing(Catalogue):
@@ -419,7 +419,8 @@ def test_every_kind_has_a_committed_record() -> None:
 def test_what_is_wrong_in_a_record_is_named_with_its_place(
     tmp_path: Path, place: tuple[str, ...], value: object, said: str
 ) -> None:
-    """The file, the way to the value and what is expected there; the file stays as it is."""
+    """An error in a record names the file, the path to the value and what is expected, and leaves
+    the file unchanged."""
     record, _ = save(tmp_path, run_of(A, B), A, B)
     *way, last = place
     target: Any = record
@@ -454,11 +455,11 @@ def test_an_environment_names_its_device(tmp_path: Path) -> None:
 
 
 UNRECORDED = "No record of a GPU holds them yet."
-"""What a backend's page says while that is so; with the first record it has to go."""
+"""The sentence on a backend's page until its first record exists."""
 
 
 def cuda_kernels(backend: str) -> list[Kernel]:
-    """Of a GPU, also in a process that works with numba's simulator."""
+    """A GPU backend's kernels, even in a process that works with numba's simulator."""
     kernels: Any = all_kernels() if backend == "numba" else load_backend(backend).kernels()
     return [kernel for kernel in kernels if kernel.digest is not None]
 
@@ -467,8 +468,8 @@ def cuda_kernels(backend: str) -> list[Kernel]:
 def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
     """A changed kernel has to be verified again, on any GPU, and its record committed.
 
-    Before a backend's first record its page owns up to that, and once one kernel is in a record
-    all have to be: neither can be without the other.
+    Before a backend's first record its page says so; once one kernel is in a record
+    all have to be.
     """
     kernels: Any = cuda_kernels(backend)
     assert len(kernels) > 20
@@ -495,7 +496,7 @@ def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
     not compiled.toolkit().startswith("13.0, package 13.0.88"), reason="another NVRTC"
 )
 def test_a_kernel_that_numba_compiles_is_known_by_its_sources(tmp_path: Path) -> None:
-    """It has no targets, and the first record of one makes all others stale."""
+    """Numba's kernels are known by source digests; the first record makes all others stale."""
     one, *others = cuda_kernels("numba")
     assert not one.targets
     record, _ = save(tmp_path, run_of(one), one)  # type: ignore[arg-type]

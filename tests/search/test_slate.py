@@ -81,7 +81,7 @@ def write_and_die(file: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_what_a_killed_process_wrote_last_is_there_and_whole(file: Path) -> None:
-    """So is whatever is read while it writes."""
+    """A killed process's last entry is whole, as is every entry that is read while it writes."""
     slate = Slate(file, create=True)
     process = get_context("spawn").Process(target=write_and_die, args=(file,))
     process.start()

@@ -1,4 +1,4 @@
-"""Stacks of a process: what `faulthandler` writes is arranged, and anything else is left out."""
+"""Stacks of a process: `faulthandler`'s lines are arranged, and all else is left out."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_without_a_call_there_is_no_place() -> None:
 
 @given(st.binary(max_size=200), st.integers(0, len(WRITTEN)))
 def test_what_a_kernel_wrote_there_is_left_out(junk: bytes, at: int) -> None:
-    """Wherever it did: each line that is kept is one of `faulthandler`'s and can be printed."""
+    """A kernel's output there is left out: only printable lines of `faulthandler` are kept."""
     spoiled = WRITTEN.encode()[:at] + junk + WRITTEN.encode()[at:]
     lines = stacks.arranged(spoiled.decode("utf-8", "replace")).split("\n")
     starts = ("Main thread, ", "Thread ", "  File ", "  ...", "...", "  <no Python frame>")
@@ -98,9 +98,9 @@ def test_many_threads_are_cut_off() -> None:
 
 @pytest.mark.skipif(stacks.SIGNAL is None, reason="no signal asks a process on Windows")
 def test_an_answer_is_bounded_in_size_and_time(tmp_path: Path) -> None:
-    """Of a process that fills its file with one long line, and of one that never listened.
+    """An answer is bounded, from a process with one long line and from one that never listened.
 
-    NOTE: not of this process. `faulthandler` reads the frames of all threads without the
+    NOTE: Not from this process. `faulthandler` reads the frames of all threads without the
     interpreter's lock, and those that thousands of tests leave behind have made it crash.
     """
     code = (
@@ -140,7 +140,7 @@ def test_an_answer_is_bounded_in_size_and_time(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(stacks.SIGNAL is None, reason="no signal asks a process on Windows")
 def test_a_listener_hears_what_its_parent_has_blocked(tmp_path: Path) -> None:
-    """In a process of its own, since it listens as long as it lives."""
+    """A listener, in its own process as it never stops, hears a signal its parent blocked."""
     code = (
         "import os, signal, sys; from r18_oracle import stacks; "
         "signal.pthread_sigmask(signal.SIG_BLOCK, {stacks.SIGNAL}); stacks.listen(sys.argv[1]); "

@@ -1,4 +1,4 @@
-"""What a file may cause: no module of its own, no file of weights, no module of the folder."""
+"""What a file may cause is limited: no import of its own, no weights, no folder's modules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def finding(backend: str, weights: str = "synthetic") -> Finding:
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a module that leaves a mark where it is imported; the current one."""
+    """The current folder, with a module that leaves a mark when it is imported."""
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
@@ -125,7 +125,7 @@ def test_installed_backends_may_be_named_by_anybody() -> None:
 
 
 def test_workers_do_not_import_from_the_current_folder_first(tmp_path: Path) -> None:
-    """But a backend that the user names is found there, behind all that is installed."""
+    """Workers import the user's backend from the current folder, but after installed modules."""
     (tmp_path / "mine.py").write_text("from r18_numpy import Backend\n")
     for name in ("signal", "socket", "threading", "pickle", "numpy", "psutil"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the folder was imported from')\n")
@@ -146,7 +146,7 @@ def test_workers_do_not_import_from_the_current_folder_first(tmp_path: Path) -> 
 
 
 def test_the_module_is_the_command_in_any_folder(tmp_path: Path) -> None:
-    """What is imported once `python -m r18` runs does not come from the current folder."""
+    """`python -m r18` imports nothing from the current folder."""
     (tmp_path / "typer.py").write_text("raise SystemExit('the folder was imported from')\n")
     command = [sys.executable, "-m", "r18", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

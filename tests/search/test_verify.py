@@ -1,4 +1,4 @@
-"""`r18 verify` and `r18 replay`: a fault, a crash or a hang is found, told, saved and replayed."""
+"""`r18 verify` and `r18 replay`: faults, crashes and hangs are found, saved and replayed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from r18_oracle.search.verify import BackendResult, Request, Verification, verif
 from r18_oracle.search.worker import THREAD_VARIABLES, Pool
 
 SHORT = Profile("short", 15, 1_024, 50_000, (1,), False, 2, 3, 8)
-"""As quick, but for how long a worker may be silent."""
+"""The profile `quick` with a shorter limit on a worker's silence."""
 FAULTS = {
     "faulty/relu/sleeping/fp32": "hang",
     "faulty/maxpool2d/plain/fp32": "exact",
@@ -48,7 +48,7 @@ FAULTS = {
 }
 KERNELS = [kernel.id for kernel in Faulty().kernels()]
 TRUSTED = ("--backend", "faulty_backends:Faulty")
-"""What a file may not decide alone."""
+"""The option that names the backend, which a file alone may not decide."""
 NETWORK = "faulty_backends:Faulty/program/all/fp32"
 
 
@@ -58,7 +58,7 @@ def named(backend: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Workers of one thread each, since what they compute is tiny; and no backend is chosen."""
+    """Have workers use one thread each, as they compute little, and choose no backend."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("R18_BACKEND", raising=False)
         patched.setenv(MENDED, str(tmp_path_factory.mktemp("state") / "mended"))
@@ -74,7 +74,7 @@ def pool(_variables: None) -> Iterator[Pool]:
 
 
 def kept(pool: Pool) -> Any:
-    """In place of `run_jobs`: the same workers for all runs, as starting one takes seconds."""
+    """A replacement for `run_jobs` with the same workers for all runs, which start slowly."""
     return lambda jobs, *, workers=None, **options: pool.run(jobs, **options)
 
 
@@ -86,7 +86,7 @@ def one_worker(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def mended() -> Iterator[None]:
-    """The faults are gone, until the test ends."""
+    """Mend the faults until the test ends."""
     flag = Path(os.environ[MENDED])
     flag.touch()
     yield
@@ -98,7 +98,7 @@ def mended() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the command, what it computed, and its files. sound: what it told on the way."""
+    """A run of the command, what it computed, and its files. sound: reports during the run."""
 
     done: Done
     verification: Verification
@@ -192,7 +192,7 @@ def test_the_network_names_the_step_where_it_diverges_first(faulty: Run) -> None
 
 
 def test_each_finding_is_printed_with_all_that_shows_it(faulty: Run) -> None:
-    summary, *told = faulty.done.out.split("\n\nfaulty/")
+    summary, *texts = faulty.done.out.split("\n\nfaulty/")
     assert summary.splitlines()[-1] == faulty.verification.closing()
     assert f": {len(KERNELS)} kernels on " in faulty.verification.closing()
     assert " problems and 1 network in " in faulty.verification.closing()
@@ -200,7 +200,7 @@ def test_each_finding_is_printed_with_all_that_shows_it(faulty: Run) -> None:
     likewise = "faulty/conv2d/swapped/fp32"  # its message is another kernel's
     assert f"  and 1 more kernel: {likewise}\n" in faulty.done.out
     findings = [found for found in faulty.verification.findings if found.kernel != likewise]
-    for finding, text in zip(findings, told, strict=True):
+    for finding, text in zip(findings, texts, strict=True):
         first, *lines = (line.strip() for line in text.splitlines())
         lines = [line for line in lines if not line.startswith("and 1 more kernel: ")]
         assert f"faulty/{first}" == f"{finding.kernel}: {finding.check}: {finding.message}"
@@ -224,14 +224,14 @@ def test_each_finding_is_printed_with_all_that_shows_it(faulty: Run) -> None:
 
 
 def test_what_has_no_finding_is_told_at_once(faulty: Run) -> None:
-    """Kernels that passed, each alone, and neither those that took nothing nor the network."""
+    """Each kernel that passed is reported at once, without refusals and the network."""
     (result,) = faulty.verification.backends
     blamed = {finding.kernel for finding in result.findings}
     right = [r.kernel for r in result.kernels if r.verdict == "ok" and r.kernel not in blamed]
     assert right
     assert all((part.findings, part.checkpoints) == ([], []) for part in faulty.sound)
-    told = [report.kernel for part in faulty.sound for report in part.kernels]
-    assert sorted(told) == sorted(right)
+    reported = [report.kernel for part in faulty.sound for report in part.kernels]
+    assert sorted(reported) == sorted(right)
 
 
 def test_the_table_shows_verdicts_and_refusals(faulty: Run) -> None:
@@ -276,7 +276,8 @@ def test_junit_is_xml_and_counts_whatever_a_kernel_raises(faulty: Run) -> None:
 
 
 def test_junit_skips_a_kernel_of_a_precision_that_is_not_to_be_had(faulty: Run) -> None:
-    """And says why; `verify` makes a finding of one whose precision is."""
+    """JUnit skips a kernel of an unavailable precision, with the reason; of an available one,
+    `verify` makes a finding."""
     (busy,) = faulty.verification.backends
     report = KernelReport("mine", "mine/gap/plain/tf32")
     report.tally.refused["no tensor cores"] += 3
@@ -293,7 +294,7 @@ def test_junit_skips_a_kernel_of_a_precision_that_is_not_to_be_had(faulty: Run) 
 
 
 def replay_here(finding: Finding) -> Finding | None:
-    """In this process."""
+    """Replay a finding in this process."""
     return replay_finding(finding=finding, announce=lambda problem, kind, seed: None)
 
 
@@ -317,7 +318,7 @@ def test_a_finding_is_replayed_to_the_bit(faulty: Run, kernel: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signal asks a process there")
 def test_a_hang_is_told_with_where_its_worker_stood(faulty: Run) -> None:
-    """In the run's output, in JUnit's, and in the finding's file."""
+    """A hang's stack is in the run's output, in JUnit's, and in the finding's file."""
     finding = faulty.finding("faulty/relu/sleeping/fp32")
     line = faulty_backends.sleep.__code__.co_firstlineno + 1
     assert f" and was ended; it stood in sleep (faulty_backends.py:{line}), " in finding.message
@@ -382,7 +383,7 @@ def test_replay_refuses_a_finding_that_is_none(
 
 @pytest.mark.usefixtures("one_worker")
 def test_no_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the backend of the environment, and as JSON."""
+    """A run without findings, of the environment's backend, has exit code 0 and valid JSON."""
     monkeypatch.setenv("R18_BACKEND", named("Right"))
     monkeypatch.chdir(tmp_path)
     done = r18("verify", "--network", "tiny", "--kernels", "faulty/[rs]*", "--json")
@@ -445,7 +446,7 @@ def test_every_backend_that_was_named_must_run_something(faulty: Run) -> None:
 
 
 def test_a_kernel_that_only_crashed_was_executed() -> None:
-    """Or a crash would be told as a wrong request."""
+    """A kernel that only crashed counts as executed, or a crash would look like a wrong request."""
     device = load_backend(named("Right")).probe()
     finding = Finding("crash", "mine", "mine/relu/plain/fp32", None, "exact", 0, "died")
     assert verification(BackendResult("mine", device, findings=[finding])).executed
@@ -491,7 +492,7 @@ def test_an_unknown_kernel_in_the_library() -> None:
 
 @pytest.fixture(scope="module")
 def programs(pool: Pool) -> Verification:
-    """Without kernels: those are searched above."""
+    """A verification of programs without kernels, which are searched above."""
     names = [named(name) for name in ("RaisingProgram", "WithoutSoftmax", "CrashingProgram")]
     request = Request(SHORT, network="tiny", precisions=("fp32", "fp16"))
     with (
@@ -563,7 +564,7 @@ def test_a_kernel_that_raises_when_asked_what_it_takes_stops_nothing() -> None:
 
 
 def test_a_precision_that_is_not_to_be_had_is_no_fault() -> None:
-    """As tf32 on a CPU: shown with the reason, and other precisions are run."""
+    """An unavailable precision, like tf32 on a CPU, is shown with the reason and is no fault."""
     assert unavailable(load_backend(named("Refusing")), "fp32") == "not today"
     assert coverage_findings("mine", load_backend(named("Refusing")), "tiny", (1,), 0) == []
     assert unavailable(load_backend(named("Right")), "fp32") is None

@@ -1,4 +1,4 @@
-"""Isolation: a worker may die or hang; its parent says of what, and goes on."""
+"""Isolation: a worker may die or hang; its parent reports the cause and continues."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_deadline_leaves_what_is_not_done_and_keeps_what_is() -> None:
 
 
 def test_a_worker_starts_processes_as_any_program_does() -> None:
-    """Numba makes a lock as soon as it is imported, and in a process whose start method is
-    `forkserver` it has a name, which `r18 verify` warned of at its end: workers are killed."""
+    """A worker has the default start method. Numba makes a lock when it is imported, and with
+    `forkserver` the lock has a name; `r18 verify` warned of it when workers were killed."""
     (outcome,) = run(job("start_method"))
     assert outcome.result == multiprocessing.get_start_method()
 
@@ -95,7 +95,7 @@ def test_a_hang_is_ended_after_its_time_limit() -> None:
 
 
 def hung(outcome: Outcome) -> tuple[str, str]:
-    """Where a worker that hung for half a second stood; and its stacks, or nothing."""
+    """The place where a worker hung for half a second, and its stacks or an empty string."""
     assert outcome.finding is not None
     assert outcome.finding.check == "hang"
     assert outcome.finding.problem == worker_tasks.problem(12)
@@ -112,7 +112,7 @@ def line_of(function: Callable[..., object], offset: int) -> str:
 
 @ASKED
 def test_a_hang_says_where_its_worker_stood(capfd: pytest.CaptureFixture[str]) -> None:
-    """In Python; in C with the interpreter's lock and without it; below many calls."""
+    """A hang names its place: in Python, in C with the lock or without, and in deep calls."""
     names = ("loop", "pause", "deadlock", "in_depth")
     looping, pausing, locked, deep = map(hung, run(*(job(n, 0.5) for n in names), workers=1))
     in_loop = f"{line_of(worker_tasks._turn, 2)}, called by {line_of(worker_tasks.loop, 3)}"
@@ -151,7 +151,7 @@ def test_a_worker_that_does_not_answer_is_ended_all_the_same(task: str) -> None:
 def test_where_nothing_can_be_asked_a_hang_has_its_time_limit_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on Windows."""
+    """Without signals, as on Windows, a hang reports only its time limit."""
     monkeypatch.setattr(stacks, "SIGNAL", None)
     assert hung(*run(job("loop", 0.5))) == ("", "")
 
@@ -175,7 +175,7 @@ def test_progress_names_the_problem_under_way() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 def test_what_is_prepared_is_what_workers_are_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its variables must be those that a pool asks for, or each worker is a new interpreter."""
+    """`prepare` sets the variables of a pool, or each worker would be a new interpreter."""
     monkeypatch.setattr(worker, "_SERVED", [])
     asked = []
     monkeypatch.setattr(worker.forkserver, "ensure_running", lambda: asked.append(dict(os.environ)))
@@ -343,7 +343,7 @@ def test_a_kernel_that_forks_or_cannot_be_quoted_is_a_finding() -> None:
 
 @pytest.mark.parametrize("how", ["remove", "empty", "overwrite"])
 def test_a_spoiled_slate_costs_neither_process_its_life(how: str) -> None:
-    """The last announcement is read all the same, since its writer knows where it belongs."""
+    """A spoiled slate crashes neither process, and the last announcement is still read."""
     with Pool(1) as pool:
         list(pool.run([job("process_id")]))
         assert pool._folder is not None
@@ -357,7 +357,7 @@ def test_a_spoiled_slate_costs_neither_process_its_life(how: str) -> None:
 
 
 def test_what_a_slate_does_not_hold_is_announced_all_the_same() -> None:
-    """Through the pipe, and the parent knows which announcement was the last."""
+    """Long announcements go through the pipe, and the parent knows which one was the last."""
     jobs = [job("announce_at_length", short=short) for short in (0, 1)]
     long, short, double = run(*jobs, job("double", number=1), workers=1)
     assert (crash_of(long).problem, crash_of(long).seed) == (worker_tasks.problem(16), 20)
@@ -368,7 +368,7 @@ def test_what_a_slate_does_not_hold_is_announced_all_the_same() -> None:
 def test_a_worker_without_a_slate_announces_through_its_pipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its file was removed before the worker opened it."""
+    """A worker whose slate was removed before it opened it announces through its pipe."""
     made = worker.Slate.__init__
 
     def make(slate: Slate, path: Path, *, create: bool = False) -> None:
@@ -383,14 +383,14 @@ def test_a_worker_without_a_slate_announces_through_its_pipe(
 
 
 def test_a_job_is_not_said_to_do_what_the_one_before_did() -> None:
-    """Its worker dies before it announces anything."""
+    """A job that dies before announcing anything is not blamed for the previous job's problem."""
     jobs = [job("double", number=1), job("die_in_silence")]
     _, lost = run_jobs(jobs, workers=1)
     assert crash_of(lost).problem is None
 
 
 def test_children_end_with_their_worker(tmp_path: Path) -> None:
-    """A child also holds the pipe open, whose end would say that the worker has died."""
+    """A worker's children end with it, or they would hold the pipe open that shows its death."""
     file = tmp_path / "child"
     lost, double = run(
         job("leave_a_child_and_die", file=str(file)), job("double", number=1), workers=1
@@ -414,7 +414,7 @@ def ended(process_id: int) -> bool:
 
 
 def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker has some 100 MB with what its tasks import."""
+    """Memory is limited; a worker has some 100 MB with its tasks' imports."""
     monkeypatch.setenv(isolation.MEMORY, "0.5")
     lost, double = run(job("take_memory", nbytes=2**30), job("double", number=1), workers=1)
     finding = crash_of(lost)

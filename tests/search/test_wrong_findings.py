@@ -1,4 +1,4 @@
-"""A finding that no check could have made is refused; it is never said to be gone."""
+"""A finding that no check could have made is refused; it is never reported as fixed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_wrong_finding_is_refused(
 
 
 def replayed_here(path: Path) -> Finding | None:
-    """As `r18 replay` does it, without a process of its own."""
+    """Replay a finding as `r18 replay` does, in this process."""
     finding = load(path)
     check_sound(finding)
     return replay_finding(finding=finding, announce=lambda *_: None)

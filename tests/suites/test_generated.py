@@ -59,11 +59,11 @@ def test_a_right_solution_of_flashinfer_passes() -> None:
 
 
 AXES = {"N": 96, "K": 1280}
-"""Of the definition in `flashinfer/definitions`."""
+"""The fixed axes of the definition in `flashinfer/definitions`."""
 
 
 def test_a_smaller_product_is_spread_over_the_fixed_axes() -> None:
-    """The first and the last of each axis are among the places, and the result is the same."""
+    """A smaller product is spread over the fixed axes, including their ends, and is right."""
     kernel = function_at(f"{SOLUTIONS / 'right.json'}:run")
     a, b = torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(3, 4)
     assert torch.equal(kernel(a, b), a @ b)
@@ -90,7 +90,7 @@ CAUGHT = {
 }
 """By fault: the check that finds it, and words of its message."""
 OF_IDENTITY = ("state", "runs", "exact", "bound", "impulse")
-"""An `id` is used again, so the cache may be wrong before the check of calls in sequence."""
+"""The checks that may find a cache by `id`: ids are reused, so it may fail in an early one."""
 
 
 @pytest.mark.parametrize("name", CAUGHT)
@@ -135,7 +135,7 @@ def test_the_command_lists_what_it_did_not_judge(capsys: pytest.CaptureFixture[s
     assert "not judged: " in capsys.readouterr().err
 
 
-# -- what is asked for ---------------------------------------------------------------------------
+# -- requested kernels ---------------------------------------------------------------------------
 
 
 def test_a_folder_is_all_of_its_kernels() -> None:
@@ -169,7 +169,7 @@ def test_the_overload_of_a_folder(folder: str, overload: str) -> None:
 
 
 def test_every_overload_is_one_of_atens() -> None:
-    """And is called as ATen's schema says: the operator itself is a right kernel of its name."""
+    """Every overload is one of ATen's, called by ATen's schema: the operator itself is right."""
     for overload in OVERLOADS:
         name, _, kind = overload.partition(".")
         assert kind in getattr(torch.ops.aten, name).overloads()

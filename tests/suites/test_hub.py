@@ -1,7 +1,7 @@
-"""Kernels of Hugging Face's package `kernels`: of a folder, as kernel-builder leaves one.
+"""Kernels of Hugging Face's package `kernels`: from folders as kernel-builder makes them.
 
 `hub/right` and `hub/wrong` are such folders. Where the package is not installed, a stand-in loads
-them, which does for a variant for every machine what the package does. No test needs the network.
+them, which treats a variant for every machine as the package does. No test needs the network.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INSTALLED = importlib.util.find_spec("kernels") is not None
 
 
 class StandIn(ModuleType):
-    """`kernels`, as far as it is called."""
+    """A stand-in for `kernels` with the functions that are called."""
 
     def __init__(self) -> None:
         super().__init__("kernels")
@@ -60,7 +60,7 @@ class StandIn(ModuleType):
     ],
 )
 def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What loads a kernel."""
+    """The package that loads kernels: the stand-in, or the real one."""
     if request.param == "stand-in":
         monkeypatch.setitem(sys.modules, "kernels", StandIn())
     for cached in (backend_of, function_at):
@@ -96,7 +96,7 @@ CAUGHT = {
     "calls_the_reference": ("softmax", "independence"),
     "changes_its_input": ("relu", "inputs_unchanged"),
 }
-"""By fault: what it is like, and the check that finds it."""
+"""By fault: the operator, and the check that finds it."""
 
 
 @pytest.mark.parametrize("name", CAUGHT)

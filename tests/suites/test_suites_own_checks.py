@@ -1,4 +1,4 @@
-"""What the suites' own checks say of the wrong kernels that `test_generated.py` has caught.
+"""The suites' own checks on the wrong kernels that `test_generated.py` has caught.
 
 Their checks are rewritten here as the suites have them: KernelBench compares five random trials of
 one fixed shape (`src/kernelbench/eval.py`), BackendBench each of a list of inputs
@@ -26,7 +26,7 @@ FIRST, NOW = 1e-2, 1e-4
 
 
 def module_of(file: Path) -> ModuleType:
-    """A new module, which has cached nothing."""
+    """A newly loaded module, without cached results."""
     spec = importlib.util.spec_from_file_location(f"judged_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
@@ -36,7 +36,7 @@ def module_of(file: Path) -> ModuleType:
 
 
 def kernelbench_passes(file: Path, tolerance: float) -> bool:
-    """As `run_and_check_correctness`: five seeds, one shape, both models made with one seed."""
+    """KernelBench's `run_and_check_correctness`: five seeds, one shape, same-seeded models."""
     module = module_of(file)
     torch.manual_seed(42)
     seeds = [int(torch.randint(0, 2**32 - 1, (1,))) for _ in range(TRIALS)]
@@ -57,7 +57,7 @@ def kernelbench_passes(file: Path, tolerance: float) -> bool:
 
 
 def backendbench_passes(folder: Path, inputs: list[tuple[Any, ...]]) -> bool:
-    """As `eval_correctness`: every input, `assert_close` with 1e-2 whatever the format is."""
+    """BackendBench's `eval_correctness`: every input, `assert_close` with 1e-2 in any format."""
     (inner,) = folder.iterdir()
     module = module_of(inner / f"{inner.name}_implementation_v1.py")
     kernel = getattr(module, f"{inner.name}{SUFFIX}")
@@ -121,7 +121,7 @@ BACKENDBENCH_SAYS: dict[str, tuple[Callable[[], list[tuple[Any, ...]]], bool]] =
     "lower_precision": (_products, True),
     "boundary_row": (_convolutions, True),
 }
-"""By fault: inputs of the kind that a trace of a network has, and whether the kernel passes.
+"""By fault: inputs like those in a trace of a network, and whether the kernel passes.
 
 Sizes are powers of two and multiples of eight, as in such a trace.
 """
@@ -134,7 +134,7 @@ def test_what_backendbench_says(name: str) -> None:
 
 
 def test_right_kernels_pass_there_too() -> None:
-    """So that a check which fails everything is not taken for one that finds faults."""
+    """Right kernels pass too, so the suites' checks do not fail everything."""
     for file in sorted((HERE / "kernelbench").glob("right_*.py")):
         assert file.stem == "right_batch_norm" or kernelbench_passes(file, NOW), file.stem
 

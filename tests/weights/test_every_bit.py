@@ -1,4 +1,4 @@
-"""One field of a manifest, one bit of a tensor, an fc that is square: nothing passes unnoticed."""
+"""Changes in a manifest's field, a tensor's bit or a square fc's axes never pass unnoticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support import images, run_schedule
 CARRIED = {("preprocess", "resize")} | {
     ("preprocess", what, channel) for what in ("mean", "std") for channel in range(3)
 }
-"""Values that a manifest may choose: they reach whoever reads it."""
+"""Values that a manifest may choose, and that reach its reader."""
 
 
 def test_every_field_of_a_manifest_is_looked_at(pristine: Path) -> None:
@@ -54,7 +54,8 @@ def test_every_field_of_a_manifest_is_looked_at(pristine: Path) -> None:
 
 
 def test_one_bit_of_every_tensor_is_noticed(pristine: Path, weights: Weights) -> None:
-    """Of each kind: convolutions, BatchNorm's parameters and buffers, fc's weight and bias."""
+    """One bit of each kind of tensor is noticed: convolutions, BatchNorm's parameters and buffers,
+    fc's weight and bias."""
     kinds = set()
     for entry in read_manifest(pristine).manifest.tensors:
         for bit in (0, -1):  # the lowest bit of the first value, the sign of the last one
@@ -82,7 +83,7 @@ def test_two_tensors_of_one_shape_do_not_change_places(pristine: Path, tmp_path:
 
 
 def test_one_bit_of_every_tensor_changes_the_digest_of_weights(weights: Weights) -> None:
-    """By which dumps and records know them."""
+    """One changed bit of any tensor changes the digest by which dumps and records know weights."""
     seen = {weights.sha256}
     for name in weights:
         tensors = {n: np.array(array) for n, array in weights.items()}
@@ -97,7 +98,7 @@ def test_one_bit_of_every_tensor_changes_the_digest_of_weights(weights: Weights)
 # -- a square fc -------------------------------------------------------------------------------
 
 SQUARE = resnet("tiny", blocks=(1, 1, 1, 1), width=8, classes=64, image_size=32)
-"""Its fc is 64×64: the transposed weight has the right shape, bytes and names."""
+"""A network with a 64×64 fc, whose transposed weight has the same shape, bytes and names."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def square() -> dict[str, Any]:
 
 
 def sources(square: dict[str, Any], folder: Path) -> dict[str, str]:
-    """The weights in every format, written by other programs where there is one."""
+    """The weights in every format, written by other programs if possible."""
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in square.items()}
     torch.save(tensors, folder / "w.pth")
     np.savez(folder / "w.npz", **square)
@@ -120,7 +121,7 @@ def sources(square: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def test_a_square_fc_is_not_transposed_on_any_way(square: dict[str, Any], tmp_path: Path) -> None:
-    """By its values from every source, and by logits that a transposed weight would change."""
+    """A square fc is transposed in no format: its values are right, and so are its logits."""
     folded = {name: array.astype(np.float64) for name, array in square.items()}
     x = images(SQUARE, 2)
     exact = run_schedule(SQUARE, folded, x.astype(np.float64))["fc"]

@@ -1,4 +1,4 @@
-"""Files of weights that are made to fool a reader, or to fill the memory: refused in words."""
+"""Files of weights made to fool a reader, or to fill the memory, are refused with a message."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def little_memory(limit: int = 200 << 20) -> Iterator[None]:
 
 
 def rewritten(path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
-    """One member of an archive changed, with a checksum that fits."""
+    """Rewrite one member of an archive, with a matching checksum."""
     with zipfile.ZipFile(path) as archive:
         held = {info.filename: archive.read(info) for info in archive.infolist()}
     held[name] = change(held[name])
@@ -66,14 +66,14 @@ def rewritten(path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
 
 
 def member(path: Path, name: str) -> int:
-    """Where a member's array begins in an archive that is not compressed."""
+    """The offset of a member's array in an uncompressed archive."""
     data = path.read_bytes()
     return data.index(b"\x93NUMPY", data.index(name.encode()))
 
 
 @pytest.mark.parametrize("place", [8, 200])
 def test_a_flipped_bit_of_an_array_is_found(npz: Path, place: int) -> None:
-    """In the length of its header, which moved all values by one, and in a value."""
+    """A flipped bit is found in a value, and in the header's length, which would move values."""
     data = bytearray(npz.read_bytes())
     data[member(npz, "fc.weight.npy") + place] ^= 4
     npz.write_bytes(data)
@@ -81,7 +81,7 @@ def test_a_flipped_bit_of_an_array_is_found(npz: Path, place: int) -> None:
 
 
 def test_a_longer_header_is_found_though_the_checksum_fits(npz: Path) -> None:
-    """Blanks at the end of the header's text are allowed, and take the place of a value."""
+    """A longer header, whose blanks replace a value, is found although the checksum matches."""
 
     def moved(data: bytes) -> bytes:
         data = data[:8] + struct.pack("<H", struct.unpack("<H", data[8:10])[0] + 4) + data[10:]
@@ -143,7 +143,7 @@ print(load_weights(path, tiny()) == weights, opened.count(str(path)), len(reads)
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors", "pth"])
 def test_a_file_is_opened_once(suffix: str, tmp_path: Path) -> None:
-    """What is swapped between check and read: there is nothing between them."""
+    """A file is opened once, so it cannot be swapped between check and read."""
     assert output_of(ONCE.format(path=str(tmp_path / f"w.{suffix}"))) == "True 1 1"
 
 
@@ -158,7 +158,7 @@ def test_a_flipped_bit_of_a_checkpoint_is_found(pth: Path) -> None:
 
 
 class Copies:
-    """A text of a megabyte, encoded time and again: a short pickle of it fills any memory."""
+    """A megabyte of text that is encoded again and again: a short pickle fills any memory."""
 
     def __reduce__(self) -> Any:
         import _codecs
@@ -190,7 +190,7 @@ def test_a_pickle_that_copies_is_refused(tmp_path: Path, old: bool) -> None:
 def test_a_pickle_of_many_small_things_is_refused(
     tmp_path: Path, old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dictionary takes 64 bytes, and one byte of a pickle."""
+    """Many small objects are refused: a dictionary takes 64 bytes, and one byte of a pickle."""
     monkeypatch.setattr("r18.weights.pickles.MOST_PICKLED", 1 << 16)
     bomb(tmp_path / "w.pth", b"\x80\x02(" + b"}" * (4 << 20) + b"l.", old)
     with little_memory(20 << 20):

@@ -570,7 +570,7 @@ def test_only_whole_fitting_networks_are_exported(tmp_path: Path, weights: Weigh
 
 
 def test_a_forced_export_never_replaces_a_dump(tmp_path: Path) -> None:
-    """A dump is a folder of `manifest.json` and `.bin` files too."""
+    """A forced export never replaces a dump, also a folder of `manifest.json` and `.bin` files."""
     folder = tmp_path / "dump"
     folder.mkdir()
     (folder / "manifest.json").write_text('{"kind": "dump", "version": 1}')

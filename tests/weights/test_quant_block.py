@@ -41,7 +41,7 @@ def made(request: pytest.FixtureRequest) -> Weights:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export in four bits; tests leave it as it was."""
+    """An export in four bits, which tests do not change."""
     folder = tmp_path_factory.mktemp("quant") / "int4"
     write_manifest(folder, quantised_weights(4), tiny())
     return folder
@@ -105,7 +105,7 @@ def test_a_quantisation_crosses_processes_and_is_known_by_its_digest(made: Weigh
 
 
 def test_what_a_reader_in_any_language_needs(whole: Path) -> None:
-    """Four bits, unpacked here by hand."""
+    """A reader in any language can unpack four-bit weights from the block, as done here by hand."""
     block = json.loads((whole / MANIFEST).read_text())["quant"]
     quantization = quantised_weights(4).quantization
     assert quantization is not None
@@ -161,7 +161,7 @@ def read(folder: Path) -> Json:
 
 
 def edit(folder: Path, change: Callable[[Json], object]) -> None:
-    """Change the block, and give it the digest of what it says then, if it says anything."""
+    """Change the block and give it the matching digest, if it still has one."""
     data = read(folder)
     change(data["quant"])
     with suppress(ManifestError):
@@ -170,7 +170,7 @@ def edit(folder: Path, change: Callable[[Json], object]) -> None:
 
 
 def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The message, which comes before any tensor is allocated."""
+    """The message of a refusal that comes before any tensor is allocated."""
     for module in (manifest, quant):
         monkeypatch.setattr(module, "read_file", _no_allocation)
     with pytest.raises(ManifestError) as caught:
@@ -361,7 +361,7 @@ def test_a_scale_that_was_changed_in_silence(export: Path, monkeypatch: pytest.M
 def test_multipliers_that_float32_does_not_hold(
     export: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each scale is a number by itself; their product is 0."""
+    """Multipliers that underflow to 0 in float32 are refused, though each scale is a number."""
     edit(export, activation("image", scale=2.0**-126))
     edit(export, scale_of(5, 2.0**-126))
     assert (
@@ -393,7 +393,7 @@ def test_a_bias_that_is_too_long(export: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def rewrite(folder: Path, name: str, data: bytes) -> str:
-    """Other bytes with a right digest; the message of reading them."""
+    """The message on reading other bytes that have the right digest."""
     block = read(folder)["quant"]
     entry = next(one for one in block["weights"] if name in (one["path"], one["bias_path"]))
     key = "sha256" if entry["path"] == name else "bias_sha256"
@@ -435,7 +435,7 @@ TINY = ("--backend", "numpy", "--network", "tiny", "--precision", "int8")
 def test_the_full_range_is_read_and_no_kernel_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In int8 it is refused before a tensor is allocated; its floats are computed with."""
+    """The full range is read, and int8 refuses it before a tensor is allocated; floats work."""
     for bits in BITS:
         made = quantised_weights(bits)
         found = made.quantization
@@ -492,7 +492,7 @@ def test_weights_of_another_network_are_not_exported(tmp_path: Path) -> None:
 
 
 def test_a_block_next_to_an_archive(tmp_path: Path, whole: Path) -> None:
-    """Where it has no files."""
+    """A quant block next to an archive, where it has no files, is refused."""
     export_weights(tmp_path / "w", load_weights("synthetic", tiny()), tiny(), format="npz")
     data = json.loads((tmp_path / "w.json").read_text())
     (tmp_path / "w.json").write_text(json.dumps(data | {"quant": read(whole)["quant"]}))
@@ -504,7 +504,7 @@ def test_a_block_next_to_an_archive(tmp_path: Path, whole: Path) -> None:
 
 
 def test_every_field_of_the_block_is_looked_at(whole: Path) -> None:
-    """Changed or left out: nothing is accepted."""
+    """Every field of the block is checked: a changed or missing one is refused."""
     path = whole / MANIFEST
     text = path.read_text()
     data = json.loads(text)

@@ -1,4 +1,4 @@
-"""The quant block, field by field: what each refusal needs, and no more than that."""
+"""The quant block, field by field: the least that each refusal needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = QuantBlock.of(FOUND, tiny())
 
 
 def changed(change: Callable[[Json], object], seal: bool = True) -> QuantBlock:
-    """The block after a change, with the digest of what it says then."""
+    """The block after a change, with the matching digest."""
     data: Json = json.loads(BLOCK.dumps())
     change(data)
     if seal:
@@ -104,7 +104,7 @@ def calibration(**values: object) -> Callable[[Json], object]:
 
 
 def taller(data: Json) -> None:
-    """A channel more, with its scale."""
+    """Add a channel, with its scale."""
     data["weights"][-1]["shape"][0] += 1
     data["weights"][-1]["scale"].append(0.5)
 

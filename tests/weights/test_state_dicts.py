@@ -1,4 +1,4 @@
-"""PyTorch's files read without PyTorch: equal to what PyTorch reads, and left to it in all else."""
+"""PyTorch's files read without PyTorch: equal to PyTorch's reading, and left to it otherwise."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_tensors_that_share_a_storage(options: dict[str, Any]) -> None:
 
 @each_format
 def test_a_model_s_own_state_dict(options: dict[str, Any]) -> None:
-    """With the versions of its modules, which are no values."""
+    """A model's own state dict is read, with its modules' versions, which are no values."""
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     found = read_plain(PATH, saved(model.state_dict(), **options))
     assert found is not None
@@ -170,7 +170,7 @@ def test_damaged_values_are_told_when_they_are_read() -> None:
 
 
 def test_a_name_in_the_file_does_not_fill_the_message() -> None:
-    """A local header that says its name is 5,000 bytes long, with the values among them."""
+    """A local header with a name of 5,000 bytes, values included, does not fill the message."""
     data = saved({"a": torch.zeros(2000)})
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         (start,) = (i.header_offset for i in archive.infolist() if i.filename.endswith("data/0"))
@@ -183,7 +183,7 @@ def test_a_name_in_the_file_does_not_fill_the_message() -> None:
 
 
 def test_nothing_is_copied_as_often_as_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of a shape, and the pairs of an OrderedDict, which a pickle names in two bytes."""
+    """Nothing is copied as often as a pickle names it: a shape's list, an OrderedDict's pairs."""
     storage = _Storage("float32", 6, bytes)
     assert _tensor(storage, 0, (2, 3), (3, 1)).shape == (2, 3)
     with pytest.raises(ValueError, match="no tuple"):

@@ -37,7 +37,7 @@ CONFIG: dict[str, Any] = {
         "classifier": "fc",
     },
 }
-"""As timm writes it for a ResNet-50, but for what is not read here."""
+"""timm's configuration of a ResNet-50, without fields that are not read here."""
 
 BICUBIC = Preprocess(resize=235, center_crop=224, interpolation="bicubic")
 
@@ -48,7 +48,7 @@ def changed(**fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path, weights: Weights) -> Path:
-    """The tiny network as timm keeps one, with the counters of training steps."""
+    """The tiny network in timm's form, with counters of training steps."""
     state = {name: torch.tensor(array) for name, array in weights.items()}
     counters = [n.replace("running_var", "num_batches_tracked") for n in state if "_var" in n]
     save_file(state | {n: torch.tensor(3) for n in counters}, tmp_path / "model.safetensors")
@@ -63,7 +63,7 @@ def refused(source: Path | str, name: str = "tiny") -> str:
 
 
 def timm_says(image: Image.Image, size: int, crop: float) -> np.ndarray[Any, Any]:
-    """timm's transform of an evaluation, `timm.data.create_transform`, in torchvision's parts."""
+    """timm's evaluation transform, `timm.data.create_transform`, from torchvision's parts."""
     transform = transforms.Compose(
         [
             transforms.Resize(math.floor(size / crop), transforms.InterpolationMode.BICUBIC),
@@ -167,7 +167,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_timms_names_are_torchvisions() -> None:
-    """Of the ResNets that both have; timm's are listed as its `state_dict` has them."""
+    """timm's names are torchvision's, for ResNets that both have, in the order of `state_dict`."""
     block = ("conv1", "bn1", "conv2", "bn2", "conv3", "bn3", "downsample.0", "downsample.1")
     found = [n for n in resnet50().weight_specs if n.startswith("layer1.0.")]
     norm = ("weight", "bias", "running_mean", "running_var")

@@ -48,7 +48,7 @@ def weights18() -> Weights:
 
 @pytest.fixture
 def state(weights: Weights) -> StateDict:
-    """A `state_dict` as PyTorch has it."""
+    """PyTorch's `state_dict` of the weights."""
     state: StateDict = {name: torch.tensor(array) for name, array in weights.items()}
     for name in list(state):
         if name.endswith("running_var"):
@@ -381,7 +381,7 @@ def with_nan(state: StateDict) -> None:
 
 
 def test_refused_state_dicts(tmp_path: Path, state: StateDict) -> None:
-    """Every kind of damage has its own message, the same for each format."""
+    """Each kind of damage has its own message, the same in every format."""
     cases: list[tuple[Callable[[StateDict], object], str]] = [
         (
             lambda s: s.pop("fc.bias"),
@@ -450,7 +450,7 @@ def test_files_that_hold_no_state_dict(content: object, message: str, tmp_path: 
 
 
 class Bait:
-    """Unpickled carelessly, it makes a folder."""
+    """An object that makes a folder if it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -543,7 +543,7 @@ def test_exporting_without_safetensors(
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of PyTorch's, and no network."""
+    """An empty cache for PyTorch's downloads, and no network."""
 
     def offline(url: str, timeout: float) -> None:
         raise urllib.error.URLError(f"no route to {url[:28]} within {timeout:g} s")
@@ -584,7 +584,7 @@ def test_imagenet_for_another_network(hub: Path) -> None:
 
 
 def test_imagenet_is_torchvision_s() -> None:
-    """Its address is written here, so that it is found without importing PyTorch."""
+    """ImageNet's addresses in r18, which need no import of PyTorch, are torchvision's."""
     for name, url in weights_module._IMAGENET.items():
         assert torchvision.models.get_model_weights(name)["IMAGENET1K_V1"].url == url
 

@@ -1,4 +1,4 @@
-"""Compiling and its cache: what an error says, what a cached file depends on, several at once."""
+"""Compiling and its cache: error messages, what a cached file depends on, concurrent processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
-    """What NVRTC is asked for, one after the other."""
+    """The entries that NVRTC compiles, in order."""
     asked: list[Entry] = []
     real = compiler._compile
 
@@ -53,7 +53,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
 
 
 def cached(folder: Path) -> list[Path]:
-    """The files in the cache beside the folder of kernels, drafts included."""
+    """The files in the cache next to the folder of kernels, drafts included."""
     return sorted(path for path in (folder.parent / "cache").rglob("*") if path.is_file())
 
 
@@ -115,7 +115,7 @@ def test_flags_architecture_and_toolkit_are_part_of_the_key(
 
 
 def test_all_of_an_entry_is_part_of_its_digest(kernels: Path) -> None:
-    """Kernels have these digests, and records name them: no file of the cache does."""
+    """Every part of an entry is in its digest, which kernels and records use without the cache."""
     several = (
         ENTRY,
         Entry("scale", "other", ENTRY.defines),
@@ -142,7 +142,7 @@ def test_ptx_is_that_of_the_entry_and_of_the_target(kernels: Path) -> None:
 
 
 def test_a_toolkit_is_told_by_its_packages_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVRTC's own number has no third part."""
+    """A toolkit is known by its package's version, since NVRTC's own number has no third part."""
     versions = {"nvidia-cuda-nvrtc": "13.2.86"}
     monkeypatch.setattr(compiler, "package_version", versions.get)
     before = compiler._toolkit.__wrapped__()
@@ -185,7 +185,7 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(
 
 
 def test_processes_that_ask_for_the_same_at_once_all_get_it_whole(kernels: Path) -> None:
-    """They begin together, and one file is left, without drafts."""
+    """Processes that compile one entry at once all get it, and leave one file and no draft."""
     code = f"""
 import sys, hashlib, pathlib
 from r18_cupy.cuda import compiler

@@ -109,7 +109,7 @@ def test_an_array_on_the_device_is_read_where_it_is(program: Any) -> None:
 
 
 def test_run_is_ordered_in_the_callers_stream(program: Any) -> None:
-    """The input is written late in the caller's stream, and the result read right behind it."""
+    """A run waits for the caller's late input, and the caller's stream reads its result."""
     import cupy
 
     batches = [images(SCHEDULE, BATCH, seed) for seed in range(5, 10)]
@@ -131,7 +131,7 @@ def test_run_is_ordered_in_the_callers_stream(program: Any) -> None:
 
 
 def test_torch_tensors_go_in_and_out(program: Any) -> None:
-    """Of the program's own type: bfloat16, which NumPy does not know, among them."""
+    """Torch tensors of the program's own type go in and out, even bfloat16, which NumPy lacks."""
     torch = pytest.importorskip("torch")
     batch = images(SCHEDULE, BATCH, 11)
     stream = torch.cuda.Stream()
@@ -210,7 +210,7 @@ PIXELS = Preprocess().normalize
 @pytest.mark.parametrize("level", ["none", "all"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_pixels_give_the_bits_of_the_image_that_they_make(precision: str, level: str) -> None:
-    """What the first kernel stores, given to a program without it, is computed alike."""
+    """A program without the first kernel gives the same bits from the image that it stores."""
     options = {"precision": precision, "fusion": level}
     program = compile_tiny(pixels=PIXELS, taps=("image",), **options)
     pixels = bytes_of(SCHEDULE, BATCH)
@@ -227,7 +227,7 @@ def test_pixels_give_the_bits_of_the_image_that_they_make(precision: str, level:
 @pytest.mark.parametrize("size", [224, 33, 30, 2])
 @pytest.mark.parametrize("channels", [3, 1, 4])
 def test_images_of_any_size_and_channels(size: int, channels: int) -> None:
-    """Planes of whole vectors and others, RGB and not."""
+    """Planes with and without a whole number of vectors, and any number of channels, are right."""
     op = Normalize((0.4, 0.5, 0.6, 0.7)[:channels], (0.2, 0.3, 0.4, 0.5)[:channels])
     backend = Backend()
     problem = Problem(op, ((2, channels, size, size),))
@@ -278,7 +278,7 @@ def test_pixels_on_the_device_are_read_where_they_are() -> None:
 def test_batches_from_host_memory_meet_none_of_the_others(
     pixels: Normalize | None, graph: bool
 ) -> None:
-    """Arrays are filled again at once; ResNet-18, so that copies and runs take a while."""
+    """Host arrays that are refilled at once spoil no batch; ResNet-18 makes runs take a while."""
     schedule, batch = resnet18(), 16
     options = CompileOptions(batch, "fp16", pixels=pixels, graph=graph)
     program: Any = Backend().compile(schedule, load_weights("synthetic", schedule), options)
@@ -330,7 +330,7 @@ def test_an_output_that_nobody_fetched_disturbs_no_other(program: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Hasty(AddKernel):
-    """A sum whose launch may begin early, by a function that waits for nothing."""
+    """A sum that may launch early although its function waits for nothing."""
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         return tuple(replace(launch, overlaps=True) for launch in super().launches(problem))

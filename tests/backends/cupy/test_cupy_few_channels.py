@@ -90,7 +90,7 @@ def kernel(
 
 
 def of_width(columns: int, pooled: bool, pw: int = 1, op: Conv2d = STEM) -> Problem:
-    """A problem whose result has so many columns."""
+    """A problem whose result has `columns` columns."""
     pool = MaxPool2d((3, 3), (2, 2), (1, pw))
     made = 2 * columns - 1 + 2 * (1 - pw) if pooled else columns
     width = (made - 1) * 2 + op.kernel_size[1] - 2 * op.padding[1]
@@ -103,7 +103,7 @@ def of_width(columns: int, pooled: bool, pw: int = 1, op: Conv2d = STEM) -> Prob
 
 
 def channel_of(column: int, tile: int, chunk: int) -> int:
-    """Which channel a column of an mma tile is: those of a lane of several tiles are adjacent."""
+    """The channel of a column of an mma tile: a lane's channels over several tiles are adjacent."""
     tiles = chunk // 2
     return tile // tiles * 4 * chunk + column // 2 * chunk + tile % tiles * 2 + column % 2
 
@@ -133,7 +133,7 @@ def operands(op: Conv2d, precision: Precision, packed: Array) -> Array:
 
 
 def taps(x: Array, op: Conv2d, precision: Precision, i: int, j: int) -> Array:
-    """What the device multiplies of an image (C, H, W) for output (i, j): lines of eight taps."""
+    """The pixels of an image (C, H, W) that the device multiplies for output (i, j), by 8 taps."""
     c, h, w = x.shape
     itemsize = operand_nbytes(precision)
     skipped = skipped_taps(op, itemsize)
@@ -203,7 +203,7 @@ def test_tf32_rounds_weights_and_no_biases() -> None:
     np.testing.assert_array_equal(bias, [fine])
 
 
-# Of a product: 2⁻²² for each factor, as much for the product left out; and what they do together.
+# A product loses 2⁻²² for each factor, as much for the dropped product, and their cross terms.
 SPLIT_BOUND = 3 * 2.0**-22 * (1 + 2.0**-10)
 
 
@@ -212,7 +212,7 @@ def as_float64(values: Array) -> Array:
 
 
 def products(x: Array, w: Array) -> Array:
-    """Of factors in their parts, [2][...], each product as the device makes it; exact otherwise."""
+    """The products of split factors [2][...] as the device computes them; exact otherwise."""
     main = x[0] * w[0]
     cross = x[0] * w[1] + x[1] * w[0]
     joined: Array = main + cross * 2.0**-11
@@ -220,7 +220,7 @@ def products(x: Array, w: Array) -> Array:
 
 
 def test_split_products_are_float32_s() -> None:
-    """But for what either factor misses, and for the product of the second parts."""
+    """Split products are float32's, except for bits that factors lose and the low·low product."""
     rng = np.random.default_rng(1)
     x, w = (
         (rng.choice([-1, 1], 20000) * 2.0 ** rng.uniform(-14, 15, 20000)).astype(np.float32)
@@ -243,7 +243,7 @@ def test_splitting() -> None:
 
 
 def test_a_factor_is_missed_by_its_last_bits_alone() -> None:
-    """2⁻²² of it, or half of the least subnormal number of the second part."""
+    """A split factor loses at most 2⁻²² of itself, or half of the low part's least subnormal."""
     rng = np.random.default_rng(2)
     signs = rng.choice([-1, 1], 20000)
     values = (signs * 2.0 ** rng.uniform(-40, 15.9, 20000)).astype(np.float32)
@@ -291,10 +291,10 @@ def test_float32_weights_are_packed_by_tiles_of_channels() -> None:
 
 
 def spans(tile: FewChannelsTile, problem: Problem) -> Iterator[tuple[range, int, int]]:
-    """The columns of the convolution that each warp computes, in order, by what the device says.
+    """The columns of the convolution that each warp computes, in order, as the device counts them.
 
-    With each the first pooling window that it keeps, which begins at the column before, and the
-    place of that window in the result.
+    Each comes with the first pooling window it keeps, which begins one column earlier, and that
+    window's place in the result.
     """
     pooled = isinstance(problem.op, ConvMaxPool)
     pw = problem.op.pool.padding[1] if isinstance(problem.op, ConvMaxPool) else 0
@@ -327,7 +327,7 @@ def test_each_output_is_computed_once(precision: Precision, columns: int) -> Non
 def test_each_pooled_output_has_its_window_in_one_warp(
     precision: Precision, pw: int, columns: int
 ) -> None:
-    """A lane pools pairs of columns, each with the column before it."""
+    """Each pooled output's window is in one warp; lanes pool column pairs and the one before."""
     problem = of_width(columns, True, pw)
     for tile in kernel(precision, True).all_tiles:
         found: Counter[int] = Counter()
@@ -388,7 +388,7 @@ def test_strips_cover_the_image(precision: Precision, pooled: bool, batch: int) 
 
 
 def test_zeros_follow_where_a_step_is_half_empty() -> None:
-    """21 lines of 16 bits make ten steps and a half; of 32 bits a line is a step."""
+    """A half-empty step ends with zeros: 21 lines of 16 bits make 10.5 steps; of 32 bits, 21."""
     problem, other = stem(1, True), tiles_of(TF32)[0]
     tile, line = tiles_of(FP16)[0], tiles_of(FP16)[0].pitch(True) * 2
     assert tile.patch_nbytes(problem) == (3 * 9 + 3) * line
@@ -465,7 +465,7 @@ def test_ids() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32", "fp16x3"])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_the_stem_is_one_launch(precision: str, batch: int) -> None:
-    """Of the image as it comes to what the first block reads: no relayout, no pooling."""
+    """One launch computes the stem from the given image to the first block, without relayouts."""
     plan = make_plan(Backend(), resnet18(), CompileOptions(batch, precision))
     first, second, *_ = plan.steps
     assert isinstance(first.kernel, FewChannels)

@@ -1,4 +1,4 @@
-"""The stem on wgmma, without a GPU: its matrices, the division of an image, refusals."""
+"""The stem on wgmma, without a GPU: its matrices, how an image is divided, refusals."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def pooled(op: Conv2d, height: int = 20, width: int = 40) -> Problem:
 
 
 def planes(line: Array, pairs: int, precision: Precision) -> Array:
-    """A line of the image, (W, C) from the first window's first pixel on, as the feeders lay it
-    out: (2, pairs, 16 bytes) of what the unit multiplies."""
+    """The operand (2, pairs, 16 bytes) that producers write for a line of the image, (W, C) from
+    the first window's first pixel on."""
     pixels = np.zeros((2 * pairs, PIXEL), line.dtype)
     pixels[: len(line), : line.shape[1]] = line[: 2 * pairs]
     both = pixels.reshape(pairs, 2, PIXEL)
@@ -66,7 +66,7 @@ def planes(line: Array, pairs: int, precision: Precision) -> Array:
 
 
 def columns_at(found: Array, chunk: int, op: Conv2d, columns: int, precision: Precision) -> Array:
-    """(columns, 16 bytes): what the descriptor of a chunk of a window's row addresses."""
+    """The (columns, 16 bytes) that the descriptor of a chunk of a window's row addresses."""
     if chunk >= chunks_of(op, operand_itemsize(precision)):
         return np.zeros_like(found[0, :columns])
     if operand_itemsize(precision) == 4:
@@ -81,7 +81,7 @@ def columns_at(found: Array, chunk: int, op: Conv2d, columns: int, precision: Pr
 def test_weights_times_columns_are_a_row_of_the_convolution(
     precision: Precision, op: Conv2d
 ) -> None:
-    """Beside the windows lie infinities: no product of theirs may be made."""
+    """Packed weights times columns are the convolution's row, even next to infinite pixels."""
     rng = np.random.default_rng(0)
     (kh, kw), columns, pairs = op.kernel_size, 5, 5 - 1 + MAX_WINDOW // STRIDE
     used = (columns - 1) * STRIDE + kw
@@ -99,7 +99,7 @@ def test_weights_times_columns_are_a_row_of_the_convolution(
             for chunk in range(chunks):
                 right = columns_at(line, 2 * step + chunk, op, columns, precision)
                 left = packed[:, r, step, 0, chunk].reshape(tiles * 64, -1)
-                # A column that is not finite may be in a window of a later column alone.
+                # A non-finite column may be in the window of a later column only.
                 with np.errstate(invalid="ignore"):
                     sums += left @ right.T
     for column in range(columns):
@@ -131,7 +131,7 @@ def test_tf32_rounds_weights() -> None:
 @EACH_PRECISION
 @pytest.mark.parametrize("columns", [1, 2, 31, 32, 33, 55, 56, 57, 111, 112, 300])
 def test_each_pooled_column_is_written_once(precision: Precision, columns: int) -> None:
-    """A window that a tile lacks the first column of is the last one of the tile to the left."""
+    """Each pooled column is written once: a window across two tiles belongs to the left one."""
     problem = pooled(STEM, width=4 * columns)
     assert problem.output[3] == columns
     for tile in tiles_of(precision):

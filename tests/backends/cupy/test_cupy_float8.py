@@ -77,7 +77,7 @@ def problem_of(conv: Conv2d, n: int, h: int, w: int) -> Problem:
 
 
 def problems() -> Iterator[Problem]:
-    """Small ones, the kernels' own, and those of the network, of every op."""
+    """Problems of every op: small ones, the kernels' own, and the network's."""
     yield problem_of(Conv2d(16, 48, (3, 3), (1, 1), (1, 1), residual=True), 2, 5, 6)
     yield problem_of(Conv2d(3, 16, (7, 7), (2, 2), (3, 3), relu=True), 1, 16, 13)
     for c in (1, 33, 512):
@@ -109,7 +109,7 @@ def problems() -> Iterator[Problem]:
     ],
 )
 def test_the_stem_s_fragments_are_the_convolution(op: Conv2d) -> None:
-    """Words of pixels times words of weights, a row of the window at a time, as lanes read them."""
+    """The stem's packed words, multiplied row by row as lanes read them, give the convolution."""
     rng = np.random.default_rng(0)
     x = rng.integers(-3, 4, (1, op.in_channels, 11, 29)).astype(np.float64)
     weight = rng.integers(-3, 4, op.weights()[0].shape).astype(np.float64)
@@ -158,7 +158,7 @@ def test_a_gemm_s_weights_are_bytes_in_the_integers_order() -> None:
 
 
 def key_of(byte: int) -> int:
-    """As kernels/float8/maxpool2d.cu makes it."""
+    """The key of an e4m3 byte, as kernels/float8/maxpool2d.cu makes it."""
     if byte & 0x7F == 0x7F:
         byte &= 0x7F
     return byte ^ (0xFF if byte > 0x7F else 0x80)
@@ -398,7 +398,7 @@ def test_a_whole_network_is_planned_in_nhwc(sm: str) -> None:
 
 @pytest.mark.parametrize("batch", [1, 8, 256])
 def test_downsampling_runs_beside_the_first_convolution_of_its_block(batch: int) -> None:
-    """Whatever its size; of 16 bits only where it has few outputs."""
+    """Downsampling of any size runs in parallel; in 16 bits only if it has few outputs."""
     options = CompileOptions(precision="fp8", batch=batch)
     plan = make_plan(On((9, 0)), scaled(fuse(resnet18(), "all")), options)
     seconds = [step for step in plan.steps if step.beside]

@@ -35,7 +35,7 @@ def _hopper() -> None:
 
 
 def one_sum(terms: dict[int, tuple[float, float]], steps: int = DEPTH // STEP) -> float:
-    """Of products (x, w), by their place in K."""
+    """The unit's sum of products (x, w), which are given by their place in K."""
     a, b = np.zeros((ROWS, DEPTH)), np.zeros((ROWS, DEPTH))
     for place, (x, w) in terms.items():
         a[0, place], b[0, place] = x, w
@@ -50,8 +50,8 @@ def powers(exponent: int) -> tuple[float, float]:
 
 
 def kept(first: int) -> int:
-    """The bits of fraction that are kept next to a product of 1: of eight products of 2^−k from
-    place `first` on."""
+    """The fraction bits that are kept next to a product of 1: of eight products of 2^−k from place
+    `first` on."""
     found = 0
     for k in range(4, 18):
         small = {place: powers(-k) for place in range(first, first + 8)}
@@ -65,13 +65,13 @@ def kept(first: int) -> int:
 
 @pytest.mark.parametrize("first", [1, STEP, DEPTH - 8])
 def test_a_sum_keeps_as_many_bits_of_fraction_as_the_contract_says(first: int) -> None:
-    """Of a product in the same step, and of the sum of the steps before."""
+    """A sum keeps the contract's fraction bits, of the same step's products and earlier sums."""
     assert kept(first) == FRACTION
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_terms_are_cut_off_towards_zero_one_by_one(sign: float) -> None:
-    """Each of eight products of 1.75 · 2^−13 counts 2^−13."""
+    """Each term is truncated by itself: eight products of 1.75 · 2^−13 add 2^−13 each."""
     x, w = powers(-FRACTION)
     small = dict.fromkeys(range(1, 9), (sign * 1.75 * x, w))
     assert one_sum({0: (1.0, 1.0)} | small) - 1.0 == sign * 8 * 2.0**-FRACTION
@@ -103,7 +103,8 @@ def test_a_k_tile_is_within_the_bound_and_near_the_model(positive: bool) -> None
 def test_pooling_and_classifier_in_one_launch_give_the_bits_of_two(
     batch: int, channels: int
 ) -> None:
-    """Of 7×7 pixels, whose sums are exact; see kernels/float8/gap_linear.cu."""
+    """One launch gives the bits of two for 7×7 pixels, whose sums are exact; see
+    kernels/float8/gap_linear.cu."""
     backend, fused = Backend(), ScaledGapLinear()
     problem = Problem(scaled(channels, 1000), ((batch, channels, 7, 7),))
     pooling, layer = parts_of(problem)

@@ -69,7 +69,7 @@ def stem(batch: int, image: Image = Image.FLOAT32) -> Problem:
 
 
 def nan_bytes(pixels: Array) -> Array:
-    """As kernels/float8/stem_image.cuh finds them, in words."""
+    """The NaN bytes of words of pixels, found as in kernels/float8/stem_image.cuh."""
     return ((pixels & np.uint32(0x7F7F7F7F)) + np.uint32(0x01010101)) & np.uint32(0x80808080)
 
 
@@ -88,7 +88,7 @@ def test_nan_is_found_in_any_byte_of_a_pixel() -> None:
 
 
 def masks() -> tuple[int, int]:
-    """What kernels/float8/stem_wgmma.cu tests of a lane's quads, for even and for odd columns."""
+    """The masks of a lane's quads in kernels/float8/stem_wgmma.cu, for even and for odd columns."""
     text = (CODE / "stem_wgmma.cu").read_text("utf-8")
     even, odd = re.findall(r"if \(quads & (0x[0-9A-F]+)u << next\) sums\[", text)
     return int(even, 16), int(odd, 16)
@@ -112,7 +112,7 @@ def spoiled(bits: Array, tile: ScaledStemTile) -> Array:
 
 @EACH_TILE
 def test_each_pixel_spoils_the_columns_whose_windows_hold_it(tile: ScaledStemTile) -> None:
-    """Pixels are counted from four before twice the first column, as producers read them."""
+    """A NaN pixel spoils the columns whose windows hold it, counted as producers read pixels."""
     for pixel in range(4 * (tile.columns // 2 + 2)):
         bits = np.zeros(LINE_NANS, np.uint8)
         bits[pixel // 4] = 1 << pixel % 4
@@ -123,7 +123,7 @@ def test_each_pixel_spoils_the_columns_whose_windows_hold_it(tile: ScaledStemTil
 
 @EACH_TILE
 def test_products_read_no_byte_that_was_not_written(tile: ScaledStemTile) -> None:
-    """Shared memory may hold NaN from earlier, and 0 times NaN is NaN.
+    """Products read only written bytes, since stale shared memory may hold NaN, and 0 · NaN is NaN.
 
     `store_quad` writes quad q to the chunk q of even columns; its halves are in two chunks of odd
     ones. The first chunk of a group is also the last of the group before.
@@ -282,7 +282,7 @@ def test_the_stem_is_one_step_on_hopper(network: type[resnet18]) -> None:  # typ
 
 
 def test_the_tiny_network_keeps_its_stem_apart() -> None:
-    """Its channels are too few."""
+    """The tiny network has too few channels for the fused stem, so its plan begins with `Scale`."""
     options = CompileOptions(precision="fp8")
     plan = make_plan(On((9, 0)), scaled(fuse(tiny(), "all")), options)
     assert plan.steps[0].problem.op == Scale()

@@ -37,7 +37,7 @@ INTEGERS, NUMBERS = QuantizedGapLinear(), ScaledGapLinear()
 BYTES = pytest.mark.parametrize("kernel", [INTEGERS, NUMBERS], ids=lambda kernel: kernel.id)
 FOLDED = fuse(resnet18(), "all")
 EXACT_PIXELS = 73
-"""As kernels/float8/gap_linear.cu says."""
+"""The largest number of pixels with exact sums, as in kernels/float8/gap_linear.cu."""
 
 
 def schedule_of(kernel: ByteKernel) -> Schedule:
@@ -100,7 +100,7 @@ def test_every_tile_is_verified_by_itself(kernel: ByteKernel) -> None:
 
 @BYTES
 def test_what_it_is_given_is_what_the_function_reads(kernel: ByteKernel) -> None:
-    """Weights are in the op's order, and the shape is that of the linear layer."""
+    """A launch passes the weights in the op's order and the linear layer's shape."""
     problem = of_bytes(kernel, 3, 48, 10, (5, 2))
     (launch,) = kernel.launches(problem)
     *pointers, shape, pixels = launch.arguments
@@ -125,7 +125,7 @@ def test_refusals_of_bytes(kernel: ByteKernel) -> None:
 
 
 def test_only_sums_of_integers_have_a_limit() -> None:
-    """Pixels of e4m3 are added up in float32."""
+    """Only integers have a limit on pixels: those of e4m3 are added in float32."""
     area = (MOST_PIXELS + 1, 1)
     said = INTEGERS.refusal(of_bytes(INTEGERS, 1, 16, 4, area))
     assert "takes at most 257 of them, not 258" in str(said)
@@ -157,7 +157,7 @@ def test_means_of_e4m3_stay_in_float32() -> None:
 
 
 def test_sums_of_that_many_e4m3_numbers_are_exact_in_float32() -> None:
-    """All are multiples of the smallest, and float32 holds every multiple of it up to 2²⁴."""
+    """Sums of `EXACT_PIXELS` e4m3 numbers are exact: multiples of the smallest, up to 2²⁴."""
     numbers = np.arange(127, dtype=np.uint8).view(E4M3).astype(np.float64)
     least, most = numbers[1], numbers[-1]
     assert (numbers % least == 0).all()
@@ -204,7 +204,7 @@ def test_blocks_of_floats_run_all_at_once_in_whole_clusters(
 
 @pytest.mark.parametrize("kernel", gap_linear_kernels(), ids=lambda kernel: kernel.id)
 def test_tiles_of_floats(kernel: GapLinear) -> None:
-    """Each takes what all take; none changes the order of a sum."""
+    """Every tile takes every problem, and none changes the order of a sum."""
     variants = variants_of(kernel)
     assert len(variants) == 3
     assert len({tile.cluster for tile in kernel.tiles}) == 1
@@ -239,7 +239,7 @@ def test_refusals_of_floats() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32", "fp16x3"])
 def test_plans_of_floats_end_with_it_at_small_batches(precision: str) -> None:
-    """Without a relayout before it that a plan with two launches does not have."""
+    """Plans end with the fused op at small batches, and add no relayout before it."""
     for batch in (1, 8, 32):
         fuses = batch <= min(16, FUSED_CLASSIFIER.get(precision, 16))
         options = CompileOptions(precision=precision, batch=batch)

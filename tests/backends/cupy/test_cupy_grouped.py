@@ -100,7 +100,7 @@ def test_weights_are_rounded_to_storage_before_they_are_float32() -> None:
 @pytest.mark.parametrize("batch", [1, 3, 200])
 @EACH_OP
 def test_every_slot_of_every_pixel_is_one_thread_s(op: Conv2d, batch: int, layout: Layout) -> None:
-    """The arithmetic of `Share` in kernels/conv/groups.cuh, for every thread of the grid."""
+    """Every slot of every pixel belongs to one thread, by `Share` of kernels/conv/groups.cuh."""
     problem = Problem(op, ((batch, op.in_channels, *IMAGE),))
     (launch,) = DirectGrouped(FP16, layout).launches(problem)
     assert (launch.grid[1:], launch.block) == ((1, 1), (THREADS, 1, 1))
@@ -122,7 +122,7 @@ def test_every_slot_of_every_pixel_is_one_thread_s(op: Conv2d, batch: int, layou
 
 
 def test_own_problems_take_what_drawn_ones_do_not() -> None:
-    """Drawn problems have few pixels, and groups of any number of channels."""
+    """The kernels' own problems reach the functions that drawn problems, with few pixels, miss."""
     for kernel in (*direct_grouped_kernels(), QuantizedDirectGrouped()):
         taken = {launch.entry for path in kernel.extra_problems for launch in kernel.launches(path)}
         left = [dict(entry.defines) for entry in set(kernel.entries()) - taken]
@@ -137,7 +137,8 @@ def test_groups_lie_as_the_device_reads_them() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_fragments_give_the_convolution(width: int) -> None:
-    """As lanes of a warp multiply them: PTX ISA, "Matrix Fragments for mma.m16n8k16"."""
+    """Fragments give the convolution when lanes multiply them: PTX ISA, "Matrix Fragments for
+    mma.m16n8k16"."""
     op = Conv2d(64, 64, (3, 3), padding=(1, 1), groups=64 // width)
     x, weight = random((2, 64, 4, 5)), random(op.weights()[0].shape)
     (packed,) = GroupedMma(FP16).pack(Problem(op, (x.shape,)), (weight,))

@@ -1,6 +1,6 @@
 """The CUDA kernels of quantised ops without a GPU: packed weights, launches, refusals, plans.
 
-Their arithmetic is read in PTX: each rounding of the specification is an instruction.
+The tests read their arithmetic in PTX: each rounding of the specification is an instruction.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class On(Backend):
 
 
 def problem_of(conv: Conv2d, n: int, h: int, w: int, *stored: str, bits: int = 8) -> Problem:
-    """Of a convolution without bias and residual; the second storage format is a residual's."""
+    """A problem without a residual, unless a second storage format gives it one."""
     conv = replace(conv, bias=True)
     image = (n, conv.in_channels, h, w)
     added = (conv.infer(image),) if len(stored) > 1 else ()
@@ -105,7 +105,7 @@ def convolutions(batch: int, bits: int = 8) -> Iterator[Problem]:
 
 
 def unpacked(packed: Array, bits: int) -> Array:
-    """[O][depth] of what kernels/integers/narrow_weights.cuh makes of a row, divided by its scale.
+    """Rows [O][depth] as kernels/integers/narrow_weights.cuh unpacks them, divided by the scale.
 
     Of sixteen weights in bits / 2 words, word i of the bytes has bits i % (8 / bits) · bits on of
     each byte of word i / (8 / bits), shifted to the top.
@@ -137,7 +137,7 @@ def test_narrow_weights_are_what_the_device_unpacks(bits: int) -> None:
 
 @EACH_BITS
 def test_a_sum_of_shifted_weights_stays_in_int32(bits: int) -> None:
-    """A weight is 2^(8 − bits) times itself while it is multiplied."""
+    """Sums stay in int32 although weights are shifted by 8 − bits while they are multiplied."""
     assert LIMITS[bits] << (8 - bits) <= LIMITS[8]
 
 
@@ -188,7 +188,7 @@ def test_packed_weights_are_whole_chunks_and_steps() -> None:
         assert packed_row(op) % CHUNK == 0
         assert packed_depth(op) % STEP == 0
         weight = np.ones((op.out_channels, op.in_channels, *op.kernel_size), np.int8)
-        # The weights themselves, and nothing but zeros beside them.
+        # The weights themselves, and nothing but zeros next to them.
         assert unpacked(pack_weight(weight, op, 2), 2).sum() == weight.size
 
 
@@ -258,7 +258,7 @@ def test_a_single_image_has_small_tiles_and_many_images_large_ones() -> None:
 
 
 def problems() -> Iterator[Problem]:
-    """Small ones and those of the network, of every op."""
+    """Problems of every op: small ones, and those of the network."""
     for stored, bits in product(STORAGES, LIMITS):
         yield problem_of(Conv2d(16, 48, (3, 3), (1, 1), (1, 1)), 2, 5, 6, stored, "int8", bits=bits)
         yield problem_of(Conv2d(3, 16, (7, 7), (2, 2), (3, 3)), 1, 16, 13, stored, bits=bits)
@@ -283,7 +283,7 @@ def problems() -> Iterator[Problem]:
 
 
 def test_launches_are_within_limits_and_cover_their_outputs() -> None:
-    """Each kernel takes some problem; each launch names one of its functions."""
+    """Launches fit the device's limits, cover their outputs, and name functions of their kernel."""
     taken = dict.fromkeys((kernel.id for kernel in KERNELS), 0)
     for problem in problems():
         for kernel in KERNELS:
@@ -300,7 +300,8 @@ def test_launches_are_within_limits_and_cover_their_outputs() -> None:
 
 
 def test_every_quantised_op_has_a_kernel_and_activations_one_in_each_layout() -> None:
-    """But for the fused stem and classifier, which have tests of their own."""
+    """Every quantised op has a kernel, activations in both layouts; the fused stem and classifier
+    have tests of their own."""
     ops = set(QUANTIZED_OPS) - {QuantizedConvMaxPool}
     found = {(kernel.op, kernel.layout) for kernel in KERNELS}
     assert {op for op, _ in found} == ops
@@ -473,7 +474,7 @@ def network_entries() -> list[Entry]:
 
 @pytest.mark.parametrize("entry", network_entries(), ids=lambda entry: entry.label)
 def test_no_operation_is_fused_flushed_or_approximate(entry: Entry) -> None:
-    """A fused multiply-add rounds once where the specification rounds twice."""
+    """No instruction is fused, flushed or approximate: fma rounds once where two are specified."""
     ptx = compile_ptx(entry, "sm_90")
     numbers = re.findall(r"\b(?:fma|mad|add|sub|mul|div|rcp|cvt)[.\w]*\.f32[.\w]*", ptx)
     for instruction in numbers:
@@ -502,7 +503,7 @@ def test_tiles_multiply_bytes_by_the_sign_of_the_image(tile: IntegerMmaTile) -> 
 @pytest.mark.parametrize("sm", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize("bits", LIMITS)
 def test_a_whole_network_is_planned_in_nhwc(sm: str, bits: int) -> None:
-    """From float images and from pixels: no layout changes on the way. The fused stem makes the
+    """Plans from float images and from pixels change no layout on the way. The fused stem makes the
     integers of either."""
     convolution = {"sm_75": "direct", "sm_90": "implicit_gemm_wgmma"}.get(sm, "implicit_gemm_mma")
     backend = On(capability(sm))
@@ -525,7 +526,7 @@ def test_a_whole_network_is_planned_in_nhwc(sm: str, bits: int) -> None:
 
 
 def test_the_tiny_network_has_a_plan_too() -> None:
-    """Its channels are few: some of its convolutions are direct ones, and some of 8 channels go to
+    """The tiny network has few channels: some convolutions are direct, and some of 8 channels go to
     `mma.sync` on every device."""
     for sm, wide in (((8, 0), set()), ((9, 0), {"implicit_gemm_wgmma"})):
         options = CompileOptions(precision="int8")
@@ -543,7 +544,7 @@ def test_the_tiny_network_has_a_plan_too() -> None:
 
 
 def test_shared_memory_beyond_the_default_is_asked_for() -> None:
-    """By the launch: without it the driver refuses a larger block."""
+    """A launch requests shared memory beyond the default, or the driver would refuse the block."""
     (launch,) = FixedQuantizedMma(config=TILES[0]).launches(
         problem_of(Conv2d(16, 16, (1, 1)), 1, 4, 4)
     )

@@ -65,7 +65,7 @@ SMALL = Conv2d(16, 16, (3, 3), (1, 1), (1, 1), bias=True)
 
 
 def problem_of(conv: Conv2d, n: int, h: int, w: int, *stored: str) -> Problem:
-    """The second storage format is a residual's."""
+    """A problem of a quantised convolution; a second storage format is a residual's."""
     image = (n, conv.in_channels, h, w)
     op = replace(conv, bias=True, residual=len(stored) > 1)
     added = (conv.infer(image),) if op.residual else ()
@@ -77,7 +77,7 @@ def conv_of(problem: Problem) -> Conv2d:
 
 
 def convolutions(batch: int) -> Iterator[Problem]:
-    """Of a ResNet-18 and a ResNet-34, but for the stem, whose channels are refused."""
+    """Convolutions of ResNet-18 and ResNet-34 without the stem, whose channels are refused."""
     for network in (resnet18(), resnet34()):
         for problem in quantized(fuse(network, "all")).problems(batch).values():
             if isinstance(problem.op, QuantizedConv2d) and problem.inputs[0][1] >= 16:
@@ -137,7 +137,7 @@ def test_the_order_of_rows_is_that_of_the_threads() -> None:
     ids=lambda op: f"c{op.in_channels}k{op.kernel_size[0]}x{op.kernel_size[1]}s{op.stride[0]}",
 )
 def test_gathered_pixels_times_packed_weights_are_the_convolution(op: Conv2d, k: int) -> None:
-    """K tile by K tile: position by position of the window, at each the channels `k` at a time."""
+    """Gathered pixels times packed weights are the convolution: by tap, `k` channels at a time."""
     problem = problem_of(op, 2, 7, 9)
     x, weight = drawn(problem)
     packed = pack_weight(weight, op, k)
@@ -190,7 +190,7 @@ def test_weights_of_every_width_are_packed_as_bytes(kernel: QuantizedWgmmaConv, 
 
 
 def row_of(place: int, blocking: Blocking) -> int:
-    """`RowOf` of kernels/bytes/hopper/halo.cuh."""
+    """The slab row of a place, as in `RowOf` of kernels/bytes/hopper/halo.cuh."""
     per_place = -(-(2**16) // blocking.padded)
     line = place * per_place >> 16
     column = place - line * blocking.padded
@@ -251,7 +251,7 @@ def by_tiles(problem: Problem, tile: ByteTile) -> Array:
 def test_shifted_rows_times_packed_weights_are_the_convolution(
     conv: Conv2d, h: int, w: int
 ) -> None:
-    """What products read behind the image rows reaches no output."""
+    """The halo kernels' tiles give the convolution: products behind image rows reach no output."""
     problem = problem_of(conv, 2, h, w)
     tiles = [t for t in HALO_TILES if HALO.obstacle(problem, t) is None]
     tiles += [t for t in RESIDENT_TILES if RESIDENT.obstacle(problem, t) is None]
@@ -262,7 +262,7 @@ def test_shifted_rows_times_packed_weights_are_the_convolution(
 
 
 def test_places_have_rows_of_their_own() -> None:
-    """Whatever the image's width: all in the slab, the outputs first and in order."""
+    """Every place has its own row in the slab, at any image width; outputs come first, in order."""
     tiles = {tile.group_n: tile for tile in (*HALO_TILES, *RESIDENT_TILES)}.values()
     for tile, kw, width in product(tiles, (1, 2, 3, 5), range(1, 257)):
         problem = problem_of(replace(SMALL, kernel_size=(3, kw), padding=(1, 0)), 1, 300, width + 8)
@@ -297,7 +297,7 @@ def test_the_rows_of_a_resnet_fill_tiles(
 
 
 def instances() -> set[int]:
-    """N of the products in kernels/bytes/hopper/wgmma.cuh."""
+    """The N of all product instructions in kernels/bytes/hopper/wgmma.cuh."""
     path = KERNEL_FILES / "bytes/hopper/wgmma.cuh"
     return {int(n) for n in re.findall(r"^WGMMA_BYTES\((\d+),", path.read_text(), re.M)}
 
@@ -335,8 +335,8 @@ def test_gathering_tiles_fit_a_multiprocessor(tile: ByteTile) -> None:
 
 @pytest.mark.parametrize("batch", [1, 8, 256])
 def test_tiles_with_halo_fit_a_multiprocessor(batch: int) -> None:
-    """On each layer that they would be chosen for. Persistent blocks all have to be resident at a
-    time; of the others as many are as fit."""
+    """Halo tiles fit a multiprocessor on each layer they are chosen for. All persistent blocks have
+    to be resident at once; of others, as many are as fit."""
     taken = 0
     for kernel, problem in product(HALO_KERNELS, convolutions(batch)):
         tile = kernel.tile_for(problem) if kernel.refusal(problem) is None else None
@@ -427,7 +427,7 @@ def test_shared_memory_that_is_refused() -> None:
 
 
 def problems() -> Iterator[Problem]:
-    """Small ones, those of the networks, and the kernels' own."""
+    """Small problems, those of the networks, and the kernels' own."""
     for stored, added in product(STORAGES, STORAGES):
         yield problem_of(SMALL, 2, 5, 6, stored)
         yield problem_of(replace(SMALL, out_channels=80, relu=True), 3, 9, 60, stored, added)
@@ -481,7 +481,7 @@ def test_a_persistent_block_for_each_that_is_resident_and_a_cluster_for_each_til
 
 
 def test_blocks_with_resident_weights_keep_their_channels() -> None:
-    """A block's next tile is a grid further: the grid is a multiple of the channel tiles."""
+    """A resident block keeps its channels: the grid is a multiple of the channel tiles."""
     several = 0
     for problem in problems():
         if RESIDENT.refusal(problem) is not None:
@@ -507,8 +507,8 @@ def test_a_block_for_each_tile_with_halo_and_what_it_is_told() -> None:
     assert launch.grid == (blocking.tiles, 1, 1)
     assert launch.shared_nbytes == HALO.shared_nbytes(blocking)
     *_, shape = cast(tuple[Any, ...], launch.arguments)
-    told = {name: int(shape.view(HALO_SHAPE)[name][0]) for name in HALO_SHAPE.names or ()}
-    assert told == {
+    fields = {name: int(shape.view(HALO_SHAPE)[name][0]) for name in HALO_SHAPE.names or ()}
+    assert fields == {
         "tiles": blocking.tiles,
         "rows": blocking.rows,
         "padded": 16,
@@ -556,7 +556,7 @@ def test_maps_and_epilogue(kernel: QuantizedWgmmaConv, added: tuple[str, ...]) -
 
 
 def sampled() -> list[Entry]:
-    """For each kernel and storage format one function, and one with split-K."""
+    """One function for each kernel and storage format, and one with split-K."""
     split = next(tile for tile in TILES if tile.parts > 1)
     chosen = [(kernel, kernel.tiles[-1]) for kernel in (HALO, RESIDENT)]
     pairs: list[tuple[QuantizedWgmmaConv, ByteTile]] = [

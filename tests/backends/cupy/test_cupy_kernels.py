@@ -36,7 +36,7 @@ from r18_oracle.generate.problems import schedule_problems
 KERNELS = all_kernels()
 ENTRIES = entries()
 SAMPLED = 16
-"""Of so many recorded functions, one is compiled again."""
+"""One of every sixteen recorded functions is compiled again."""
 SPILLED = {
     (
         "conv2d_implicit_gemm-TILE_M=64-TILE_N=128-TILE_K=8-TILE_TM=8-TILE_TN=8-TILE_STAGES=3-"
@@ -48,7 +48,7 @@ SPILLED = {
         "sm_120",
     ): 8,
 }
-"""The only bytes that NVRTC 13.0 spills, on architectures that no tile was tuned for; 13.2
+"""The only spills of NVRTC 13.0, in bytes, on architectures that no tile was tuned for; 13.2
 spills none of them there. Everything else spills nothing."""
 
 EACH_KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
@@ -82,13 +82,13 @@ def test_what_is_recorded_of_a_function_is_what_the_compiler_says(entry: Entry) 
 
 def test_what_is_recorded_of_other_sources_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = ENTRIES[0]
-    told = {"digest": entry.digest, "nvrtc": toolkit(), "targets": {"sm_90": {}}}
+    kept = {"digest": entry.digest, "nvrtc": toolkit(), "targets": {"sm_90": {}}}
     for field, value, left, ours in (
         ("digest", entry.digest, {"sm_90": {}}, True),
         ("digest", "of other sources", {}, True),
         ("nvrtc", "another", {"sm_90": {}}, False),
     ):
-        record = {label(entry): told | {field: value}}
+        record = {label(entry): kept | {field: value}}
         monkeypatch.setattr("compiled._record", lambda record=record: record)
         assert recorded(entry) == left
         assert by_this_compiler(entry) == ours
@@ -96,9 +96,9 @@ def test_what_is_recorded_of_other_sources_does_not_count(monkeypatch: pytest.Mo
 
 @cache
 def every_problem() -> list[Problem]:
-    """The schedules', at two batch sizes and every level.
+    """The schedules' problems, at two batch sizes and every level.
 
-    Softmax and relayouts, which no step of a schedule names, are among them.
+    They include softmax and relayouts, which no step of a schedule names.
     """
     found = {
         problem
@@ -110,8 +110,8 @@ def every_problem() -> list[Problem]:
 
 @EACH_KERNEL
 def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
-    """As many arguments as parameters, of their types, with buffers that exist; and blocks of the
-    threads that the function is compiled for. A block without its producers would wait for ever.
+    """Launches pass the function's parameters with existing buffers, and use blocks of as many
+    threads as it is compiled for. A block without its producers would wait for ever.
     """
     offered = (*every_problem(), *kernel.extra_problems)
     taken = [problem for problem in offered if kernel.refusal(problem) is None]
@@ -128,7 +128,7 @@ def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
 
 
 def packed(kernel: CudaKernel, problem: Problem) -> int:
-    """How many buffers `prepare` makes, at most; of an op without weights, of its own numbers."""
+    """The most buffers that `prepare` makes; without weights, those of the op's own numbers."""
     return len(problem.op.weights()) or len(kernel.pack(problem, ()))
 
 

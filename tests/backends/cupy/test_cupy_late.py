@@ -1,4 +1,4 @@
-"""The copy by which the oracle asks whether CUDA kernels wait, without a GPU."""
+"""The delayed copy by which the oracle checks whether CUDA kernels wait, without a GPU."""
 
 from __future__ import annotations
 

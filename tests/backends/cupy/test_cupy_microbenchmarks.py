@@ -1,4 +1,4 @@
-"""Microbenchmarks without a GPU: what the compiler made of them, their operands, their rates."""
+"""Microbenchmarks without a GPU: their compiled loops, operands and rates."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ OPERANDS = {
 
 @pytest.mark.parametrize("one", [b for b in EVERY if "mma" in b.what], ids=lambda b: b.entry.label)
 def test_the_loop_of_products_has_as_many_as_are_counted(one: Microbenchmark) -> None:
-    """wgmma: a round ends with a commit, and the compiler may unroll several rounds."""
+    """The loop has as many products as are counted; wgmma may have several rounds, with commits."""
     found = loop(one)
     products = [i.opcode for i in found if is_claimed(one, i)]
     (opcode,) = set(products)
@@ -174,7 +174,7 @@ def decoded(one: Microbenchmark, data: Any) -> Any:
 
 
 def test_chains_of_fma_stay_bounded_and_do_not_settle() -> None:
-    """As the CUDA source iterates them, x = c − x² with c from 1.9 to 2."""
+    """Chains of x = c − x² with c from 1.9 to 2, as in the CUDA source, stay bounded and move."""
     one = next(b for b in EVERY if b.what == "fma")
     data = one.data(one.nbytes, np.random.default_rng(1)).reshape(-1, one.threads)
     c, x = np.float32(1.9) + np.float32(0.1) * data[0], data[1:]
@@ -204,7 +204,7 @@ def test_the_device_s_facts_are_those_of_cuda(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Clock:
-    """A stream, its launcher and its memory: a repeat takes a microsecond."""
+    """A stand-in for stream, launcher and memory: a repeat takes a microsecond."""
 
     def __init__(self) -> None:
         self.cuda = SimpleNamespace(ptr=99)
@@ -242,16 +242,16 @@ class Clock:
 def test_every_microbenchmark_becomes_a_ceiling(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, told, compiled = Clock(), [], []
+    clock, messages, compiled = Clock(), [], []
     device = Device((9, 0), 2, 1 << 20)
     every = microbenchmarks(device)
     monkeypatch.setattr(launching, "LAUNCHER", clock)
     monkeypatch.setattr(micro, "_device", lambda: device)
     monkeypatch.setattr(micro, "compile_all", lambda entries, _: compiled.extend(entries))
-    found = list(micro.ceilings(cast(Any, clock), cast(Any, clock), told.append))
+    found = list(micro.ceilings(cast(Any, clock), cast(Any, clock), messages.append))
     assert [(one.what, one.precision) for one in found] == [(b.what, b.precision) for b in every]
     assert compiled == [b.entry for b in every]
-    assert told[1:] == [f"{b.what} {b.precision}".rstrip() for b in every]
+    assert messages[1:] == [f"{b.what} {b.precision}".rstrip() for b in every]
     for ceiling, one in zip(found, every, strict=True):
         rate = one.work * one.blocks * device.multiprocessors / 1e-6
         assert ceiling.burst.per_second == pytest.approx(rate)

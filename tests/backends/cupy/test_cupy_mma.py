@@ -81,9 +81,9 @@ def gathered_row(x: Array, op: Conv2d, precision: Precision, i: int, j: int) -> 
 
 
 def registers(rows: Array) -> Array:
-    """What mma multiplies of rows of 16 float32 elements, in order, by what ldmatrix brings.
+    """Rows of 16 float32 elements in the order of mma's operands, after ldmatrix.
 
-    Of the 16 bytes of a chunk lane l has four, at l % 4; those of two chunks are one register.
+    Lane l has 4 of a chunk's 16 bytes, at l % 4; those of two chunks are one register.
     PTX ISA, "Matrix Fragments for mma.m16n8k16": it holds elements 2·(l % 4) and the next one, of
     either half of K.
     """
@@ -95,7 +95,7 @@ def registers(rows: Array) -> Array:
 
 
 def as_multiplied(packed: Array, precision: Precision) -> Array:
-    """[part][O][depth] of packed weights, and the same order whatever the precision."""
+    """Packed weights as [part][O][depth], in the same order for every precision."""
     if not precision.splits:
         return packed[np.newaxis].astype(np.float64)
     parts = packed.transpose(2, 0, 1, 3).astype(np.float64)
@@ -146,7 +146,7 @@ def test_packed_weights_are_whole_chunks_and_steps(precision: Precision) -> None
         packed = pack_weight(weight, op, precision)
         assert packed.dtype == operand_dtype(precision)
         assert packed.nbytes == len(packed) * packed_depth(op, precision) * precision.dtype.itemsize
-        # The weights themselves, and nothing but zeros beside them.
+        # The weights themselves, and nothing but zeros next to them.
         assert packed.astype(np.float64).sum() == weight.size
 
 
@@ -176,7 +176,7 @@ def test_rounding_to_tf32() -> None:
 
 
 def test_convolutions_in_tf32_round_their_outputs_and_nothing_else_does() -> None:
-    """Where the contract says so, functions that write outputs do so, and they alone."""
+    """Exactly the kernels whose contract has tf32 outputs compile with `TF32_OUTPUT`."""
     for kernel in all_kernels():
         convolves = kernel.precision == TF32 and kernel.op in (Conv2d, ConvMaxPool)
         assert (kernel.contract.output == "tf32") == convolves, kernel.id
@@ -185,7 +185,7 @@ def test_convolutions_in_tf32_round_their_outputs_and_nothing_else_does() -> Non
 
 
 def test_an_output_in_tf32_is_rounded_last() -> None:
-    """After bias, residual and ReLU, by the instruction that `round_to_tf32` is like."""
+    """An output is rounded to tf32 after bias, residual and ReLU, as `round_to_tf32` does."""
     linear = LinearWgmma(TF32)
     for entry, plain in zip(ImplicitGemmWgmma(TF32).entries(), linear.entries(), strict=True):
         assert set(entry.defines) - set(plain.defines) == {("TF32_OUTPUT", 1)}
@@ -278,7 +278,7 @@ def test_one_part_is_written_out_and_several_are_reduced(precision: Precision) -
 
 
 def test_what_the_choice_depends_on_is_declared() -> None:
-    """Parts that change with the batch change the order of the sum; one tile does not."""
+    """A kernel whose parts of K vary with the batch is not batch-invariant; a fixed tile is."""
     one, many = (convolutions(batch)["layer4.1.conv2"] for batch in (1, 64))
     assert choose(one, FP16).parts != choose(many, FP16).parts
     assert not ChosenMma(FP16).batch_invariant

@@ -1,4 +1,4 @@
-"""The CUDA kernels that are no convolutions, without a GPU: what the host decides for them."""
+"""The CUDA kernels other than convolutions, without a GPU: what the host decides for them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_thread_takes_16_bytes_and_the_tail_has_one_too(name: str) -> None:
 def test_maxpool_takes_whole_vectors_of_channels_only(
     layout: Layout, channels: int, threads: int
 ) -> None:
-    """float16, so that eight channels are 16 bytes; 3×4 outputs."""
+    """Max-pooling uses vectors only if they divide the channels; in float16 they hold eight."""
     problem = Problem(MaxPool2d((3, 3), (2, 2), (1, 1)), ((1, channels, 5, 8),))
     (launch,) = MaxPool(FP16, layout).launches(problem)
     assert launch.grid == (-(-threads // 256), 1, 1)
@@ -138,7 +138,7 @@ def test_relayout_transposes_the_matrices_that_it_names() -> None:
 
 
 class Planned(Backend):
-    """The backend as if its direct convolution were NHWC: enough to plan with, nothing to run."""
+    """A backend whose direct convolution is NHWC: enough to plan with, nothing to run."""
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (Direct(FP32, NHWC), *other_kernels(FP32))
@@ -146,7 +146,7 @@ class Planned(Backend):
 
 @pytest.mark.parametrize("level", FUSION_LEVELS)
 def test_between_nhwc_convolutions_everything_stays_in_nhwc(level: str) -> None:
-    """BatchNorm, ReLU, Add and both poolings have a twin there; the image alone is relaid out."""
+    """With NHWC convolutions, every other op runs in NHWC, and only the image is relaid out."""
     plan = make_plan(Planned(), resnet18(), CompileOptions(2, "fp32", level))
     moved = [step.output for step in plan.steps if isinstance(step.problem.op, Relayout)]
     assert moved == ["image@nhwc"]
@@ -156,7 +156,7 @@ def test_between_nhwc_convolutions_everything_stays_in_nhwc(level: str) -> None:
 
 @pytest.mark.parametrize("precision", [FP32, FP16], ids=str)
 def test_pixels_of_whole_vectors_are_taken_by_the_run(precision: Precision) -> None:
-    """RGB in planes of whole vectors; whatever else there is, element by element."""
+    """RGB planes of whole vectors are normalised by vectors, all other images by element."""
     kernel = NormalizeKernel(precision)
     run = {"float32": 4, "float16": 8}[precision.storage]
     op = Preprocess().normalize

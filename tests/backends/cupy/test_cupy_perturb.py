@@ -68,7 +68,7 @@ def test_every_source_is_understood_and_every_kind_of_site_is_there() -> None:
 
 
 def test_every_wrapper_of_a_primitive_is_a_site() -> None:
-    """By the names of the wrappers, which `sites` does not know."""
+    """Every function whose name says that it wraps a synchronising primitive is a site."""
     named = re.compile(
         r"__forceinline__ \w+ (\w*(?:wait|arrive|barrier|fence|launch_dependents|tma_load\w*|"
         r"tma_store|cp_async|cluster_load)\w*)\([^;{]*\)\s*{"
@@ -85,7 +85,7 @@ def test_every_wrapper_of_a_primitive_is_a_site() -> None:
 
 
 CALLERS = ("await_copies", "fence_accumulator", "fence_registers")
-"""`await_copies` calls a wrapper; the others hold up the compiler alone."""
+"""Exceptions: `await_copies` calls a wrapper; the others only hold up the compiler."""
 
 
 def test_a_new_instruction_needs_a_rule() -> None:
@@ -131,7 +131,7 @@ INSERTED = re.compile(
 
 @pytest.mark.parametrize("file", SOURCES)
 def test_a_perturbed_source_is_the_source_with_calls_inserted(file: str) -> None:
-    """Around statements, on their lines, and nowhere else."""
+    """A perturbed source has calls inserted around statements, on their lines, nowhere else."""
     text = SOURCES[file]
     found = sites(text, file)
     changed = perturbed(text, file)
@@ -152,7 +152,7 @@ def test_a_perturbed_source_is_the_source_with_calls_inserted(file: str) -> None
 
 
 def test_every_source_that_a_function_is_compiled_from_is_rewritten() -> None:
-    """In folders of any depth: a source that is missed would be compiled as it is."""
+    """Sources in folders of any depth are rewritten; a missed one would be compiled unchanged."""
     rewritten = perturbed_sources(KERNELS)
     assert rewritten.keys() == {*SOURCES, HEADER}
     sources = {path for entry in entries() for path in cuda_files(entry.path, KERNELS)}
@@ -176,7 +176,7 @@ def test_stores_are_put_off_until_the_wait() -> None:
 
 
 def test_a_warp_converges_before_instructions_of_all_its_lanes() -> None:
-    """One lane may still sleep in a branch: `wgmma` would be executed twice."""
+    """`__syncwarp` comes before instructions of a whole warp, since one lane may still sleep."""
     text = perturbed(SOURCES["hopper/wgmma.cuh"], "hopper/wgmma.cuh")
     assert '); __syncwarp(); asm volatile("wgmma.fence.sync.aligned;"' in text
     text = perturbed(SOURCES["hopper/pipeline.cuh"], "hopper/pipeline.cuh")
@@ -203,7 +203,7 @@ def test_one_entry_of_each_family_compiles(
 def test_the_plain_build_is_that_of_the_source_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is not looked up where the perturbed one is kept."""
+    """The plain build compiles the unchanged source, and has another place in the cache."""
     monkeypatch.setenv("R18_CACHE", str(tmp_path))
     given: list[str] = []
 
@@ -301,7 +301,7 @@ def test_seeds_and_kinds_are_checked() -> None:
 
 
 class Kept(Launcher):
-    """A launcher without a device: keeps what it is asked to launch."""
+    """A launcher without a device that keeps the launches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,7 +332,7 @@ def test_the_host_comes_late_where_the_seed_says_so(monkeypatch: pytest.MonkeyPa
 def test_perturbed_functions_are_loaded_next_to_plain_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And modules that have sites get each new seed."""
+    """Perturbed functions are loaded next to plain ones; modules with sites get each new seed."""
     asked: list[bool] = []
 
     def compiled(entry: Entry, target: str, *, perturbed: bool = False) -> Binary:
@@ -352,14 +352,14 @@ def test_perturbed_functions_are_loaded_next_to_plain_ones(
     )
     monkeypatch.setitem(__import__("sys").modules, "cupy", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launching, "compile_entry", compiled)
-    told: list[int] = []
+    seeds: list[int] = []
     launcher = Launcher()
     monkeypatch.setattr(launcher, "device", lambda: 0)
     monkeypatch.setattr(launcher, "capability", lambda device: HOPPER)
     monkeypatch.setattr(
         launcher,
         "_tell",
-        lambda module: told.append(launcher.perturbation.seed if launcher.perturbation else -1),
+        lambda module: seeds.append(launcher.perturbation.seed if launcher.perturbation else -1),
     )
     gap = next(e for e in entries() if e.symbol == "gap_nchw")
     calm = next(e for e in entries() if e.symbol == "elementwise_add")
@@ -372,4 +372,4 @@ def test_perturbed_functions_are_loaded_next_to_plain_ones(
     launcher.perturb(None)
     assert launcher.function(gap) is plain is not late
     assert asked == [False, True, True]
-    assert told == [3, 4]
+    assert seeds == [3, 4]

@@ -1,4 +1,4 @@
-"""What probing costs on a machine without NVIDIA's driver, and what it says there."""
+"""The cost of probing on a machine without NVIDIA's driver, and its message there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_otherwise_importing_it_says_what_is_missing(
 
 
 def test_making_a_backend_lists_no_kernels() -> None:
-    """The catalogue takes longer to import than all else, and `auto` may not need it."""
+    """Making a backend does not import the catalogue, which is slow and may not be needed."""
     code = """
 import sys, r18_cupy
 backend = r18_cupy.Backend()

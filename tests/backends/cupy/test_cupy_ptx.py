@@ -42,7 +42,7 @@ RELEASE = "    if (lane == 0) mbarrier_arrive(empty(turn));\n"
 
 
 def swapped(first: str, second: str) -> tuple[str, str]:
-    """Two lines, and the same in the other order."""
+    """Two lines in this order, and in the other order."""
     return first + second, second + first
 
 
@@ -85,8 +85,8 @@ PLANTED = [
     ("release-wait", QHALO, "", f"{QHALO}.cu", "        wgmma_wait<1>();", "        ;"),
     ("release-wait", STEM, "", f"{STEM}.cu", *swapped(ALL, RELEASE)),
 ]
-"""The rule that sees it; the kernel's source, and a macro that it is compiled with; the file, the
-text there, and what takes its place."""
+"""The rule that finds it; the kernel's source, and a macro of its build; the edited file, the old
+text, and the new text."""
 
 
 SOURCES = (
@@ -109,7 +109,7 @@ def kernels() -> tuple[CudaKernel, ...]:
 
 @cache
 def launched(source: str, macro: str) -> tuple[Entry, DeviceFunction]:
-    """The first entry of a source with a macro that the network launches."""
+    """The first entry of a source, with a given macro, that the network launches."""
 
     def wanted(entry: Entry) -> bool:
         return entry.source == source and (not macro or macro in entry.label.split())
@@ -129,7 +129,7 @@ def launched(source: str, macro: str) -> tuple[Entry, DeviceFunction]:
 
 
 def violations(function: DeviceFunction, ptx: str) -> list[Disorder]:
-    """Those that are not accepted."""
+    """The function's violations that are not accepted."""
     (entry,) = (one for one in functions(ptx) if one.name == function.symbol)
     found = disorders(entry, constants=function.constants, overlaps=function.overlaps)
     accepted = Accepted.of("cupy")
@@ -155,7 +155,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("source", "macro"), [*((source, "") for source in SOURCES), (INTEGERS, FLOATS)]
 )
 def test_no_order_is_missing(source: str, macro: str) -> None:
-    """One entry of each family; `r18 ptxcheck` checks all."""
+    """One entry of each kernel family breaks no rule; `r18 ptxcheck` checks all entries."""
     _, function = launched(source, macro)
     assert function.overlaps
     assert broken_rules(function, function.ptx) == set()
@@ -175,7 +175,7 @@ def test_a_planted_disorder_is_seen(
 
 
 def test_another_kind_of_violation_is_not_accepted(sources: Path) -> None:
-    """The accepted one stays at the same arrival, of the same rule."""
+    """A new violation at the place of an accepted one, of the same rule, is still reported."""
     entry, function = launched(INTEGERS, FLOATS)
     path = sources / STAGED
     path.write_text(path.read_text("utf-8").replace(FENCED, ""), "utf-8")
@@ -202,7 +202,7 @@ def test_accepted_violations_are_counted_with_their_reasons() -> None:
 
 
 def test_an_entry_counts_only_where_its_function_was_checked(tmp_path: Path) -> None:
-    """The convolution's entries stand while only pooling is checked."""
+    """An accepted entry is needed only if its function was checked; an unknown one is an error."""
     path = tmp_path / "a.json"
     _, function = launched("ops/gap", "")
     entry = {"function": function.label, "rule": "retry", "message": "m", "reason": "r"}

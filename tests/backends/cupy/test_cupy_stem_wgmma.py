@@ -1,4 +1,4 @@
-"""The quantised stem on integer wgmma, without a GPU: a block step by step, in NumPy; refusals."""
+"""The quantised stem on integer wgmma, without a GPU: a block's steps in NumPy, and refusals."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def line_of(pixels: Array, tile: StemTile) -> Array:
 
 
 def rows_of_b(line: Array, tile: StemTile) -> Array:
-    """(columns, 32 bytes): what the descriptor addresses."""
+    """The rows (columns, 32 bytes) of B that the descriptor addresses."""
     n = np.arange(tile.columns)
     at = n // CORE_ROWS * GROUP_CHUNKS * CHUNK_BYTES + n % CORE_ROWS * CHUNK_BYTES
     return line[at[:, None] + np.arange(2 * CHUNK_BYTES)]
 
 
 def rows_of_a(packed: Array) -> Array:
-    """(kh, 64, 32 bytes) from the registers of a warpgroup, (kh, threads, registers, bytes)."""
+    """A's rows (kh, 64, 32 bytes) from a warpgroup's registers, (kh, threads, registers, bytes)."""
     found = np.empty((len(packed), CHANNELS, 2 * CHUNK_BYTES), np.int8)
     for thread, register, byte in np.ndindex(*packed.shape[1:]):
         warp, lane = divmod(thread, 32)
@@ -121,14 +121,14 @@ def rows_of_a(packed: Array) -> Array:
 
 
 def registers_of(sums: Array) -> Array:
-    """(warps, lanes, columns / 2) from (64, columns): the accumulator layout of wgmma.cuh."""
+    """Accumulators (warps, lanes, columns / 2) from (64, columns), in the layout of wgmma.cuh."""
     warp, lane, i = np.ix_(np.arange(WARPS), np.arange(32), np.arange(sums.shape[1] // 2))
     rows = 16 * warp + lane // 4 + 8 * (i // 2 % 2)
     return sums[rows, 8 * (i // 4) + lane % 4 * 2 + i % 2]
 
 
 def pooled_across(registers: Array, groups: int) -> Array:
-    """(warps, lanes, groups, channel, window)."""
+    """Maxima across columns: (warps, lanes, groups, channel, window)."""
     lane = np.arange(32)
     quarter, last = lane % 4, np.full((WARPS, 32, 2), LEAST)
     found = np.empty((WARPS, 32, groups, 2, 2), np.int64)
@@ -150,7 +150,7 @@ def requantised(sums: Array, multiplier: Array, relu: bool) -> Array:
 
 
 class Block:
-    """What one CTA computes; the image is int8 in NCHW."""
+    """The computation of one CTA; the image is int8 in NCHW."""
 
     def __init__(self, problem: Problem, kernel: StemWgmma, x: Array, weights: Any) -> None:
         self.problem, self.x = problem, x
@@ -181,7 +181,7 @@ class Block:
         )
 
         def row(y: int) -> Array:
-            """Sums of a row of the convolution in registers; outside of it the least."""
+            """A row of the convolution's sums in registers; the least value outside the image."""
             sums = np.zeros((CHANNELS, tile.columns), np.int64)
             for r in range(7):
                 line = line_of(self._quads(image, 2 * y - 3 + r, column0), tile)
@@ -260,13 +260,13 @@ def test_a_kernel_s_steps_make_what_the_op_says(
 
 
 def permuted(a: int, b: int, selector: int) -> int:
-    """`__byte_perm`."""
+    """CUDA's `__byte_perm`."""
     both = a.to_bytes(4, "little") + b.to_bytes(4, "little")
     return int.from_bytes([both[selector >> 4 * i & 7] for i in range(4)], "little")
 
 
 def test_bytes_of_four_pixels_are_sorted_by_pixel() -> None:
-    """As `ImageReader::convert` sorts words of four pixels a channel, and three bytes a pixel."""
+    """Permutations sort the bytes of four pixels by pixel, as in `ImageReader::convert`."""
     rng = np.random.default_rng(0)
     four = rng.integers(0, 256, (4, PIXEL)).astype(np.uint8)
     expected = [int.from_bytes(pixel.tobytes(), "little") for pixel in four]
@@ -288,7 +288,7 @@ def test_bytes_of_four_pixels_are_sorted_by_pixel() -> None:
 
 
 def test_stages_hold_the_lines_of_a_turn() -> None:
-    """Stage s has lines 4s + 2 to 4s + 5: as `multiply_upper` and `multiply_lower` address them."""
+    """Stage s holds lines 4s + 2 to 4s + 5, as `multiply_upper` and `multiply_lower` read them."""
     for turn in range(4):
         held = [[STAGE_LINES * (turn - 2 + s) + 2 + i for i in range(4)] for s in range(3)]
         upper = [held[0][3], *held[1], *held[2][:2]]
@@ -327,7 +327,7 @@ def test_functions_spill_nothing() -> None:
 
 
 def test_a_plan_on_hopper_begins_with_the_stem() -> None:
-    """It reads images in NCHW, pixels in NHWC, and writes NHWC."""
+    """A plan begins with the stem, which reads NCHW images or NHWC pixels and writes NHWC."""
 
     class Stem(r18_numpy.Backend):
         def kernels(self) -> tuple[Any, ...]:
@@ -436,14 +436,14 @@ def corrected_quotient(x: np.float32, scale: np.float32) -> Fraction:
 
 
 def test_a_corrected_quotient_is_what_a_division_gives() -> None:
-    """Of any numbers, of multiples of half a scale, and of their neighbours in float32."""
+    """A corrected quotient is the division's, also for multiples of half a scale and neighbours."""
     rng = np.random.default_rng(0)
     scales = np.exp2(rng.uniform(-80, 80, 400)).astype(np.float32)
     scales[:8] = np.nextafter(np.float32(2.0) ** np.arange(8), np.float32(0))
     for scale in scales:
         halves = (rng.integers(-256, 257, 8) * np.float32(0.5)).astype(np.float32) * scale
-        beside = np.nextafter(halves, rng.choice([-np.inf, np.inf], 8).astype(np.float32))
+        neighbours = np.nextafter(halves, rng.choice([-np.inf, np.inf], 8).astype(np.float32))
         wild = rng.uniform(-256, 256, 8).astype(np.float32) * scale
-        for x in np.concatenate([halves, beside, wild]):
+        for x in np.concatenate([halves, neighbours, wild]):
             if abs(x / scale) >= 0.125:  # below, both round to 0
                 assert corrected_quotient(x, scale) == Fraction(float(x / scale)), (x, scale)

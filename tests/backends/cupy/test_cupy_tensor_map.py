@@ -1,4 +1,4 @@
-"""Tensor maps and overlapping launches without a GPU: what the driver would be told."""
+"""Tensor maps and overlapping launches without a GPU: the calls to the driver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ADDRESS = 4096
 
 
 class Told:
-    """The driver's types, with calls that only write down what they were told."""
+    """The driver's types, with calls that are only recorded."""
 
     def __init__(self, status: str = "CUDA_SUCCESS") -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -54,8 +54,8 @@ class Told:
         return call
 
 
-def told(encoded: Any) -> tuple[str, tuple[Any, ...]]:
-    """The call that encodes it, with integers as plain ones."""
+def call_of(encoded: Any) -> tuple[str, tuple[Any, ...]]:
+    """The call that encodes a map, with plain integers."""
     stand_in = Told()
     encoded.encode(stand_in, ADDRESS)
     ((name, arguments),) = stand_in.calls
@@ -64,7 +64,7 @@ def told(encoded: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def test_a_matrix() -> None:
-    name, (kind, rank, address, extents, pitches, box, steps, *modes) = told(
+    name, (kind, rank, address, extents, pitches, box, steps, *modes) = call_of(
         MatrixMap(X, "float16", rows=72, columns=640, box_rows=128)
     )
     assert name == "cuTensorMapEncodeTiled"
@@ -75,7 +75,7 @@ def test_a_matrix() -> None:
 
 
 def test_a_stack_of_matrices() -> None:
-    _, (_, rank, _, extents, pitches, box, steps, *_) = told(
+    _, (_, rank, _, extents, pitches, box, steps, *_) = call_of(
         MatrixMap(OUT, "float32", rows=49, columns=32, box_rows=7, matrices=5)
     )
     assert rank == 3
@@ -84,7 +84,7 @@ def test_a_stack_of_matrices() -> None:
 
 
 def test_a_patch() -> None:
-    _, (kind, rank, _, extents, pitches, box, steps, *_) = told(
+    _, (kind, rank, _, extents, pitches, box, steps, *_) = call_of(
         PatchMap(X, "bfloat16", (2, 64, 11, 13), height=6, width=15)
     )
     assert kind == driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -94,9 +94,9 @@ def test_a_patch() -> None:
 
 
 def test_pixels_of_windows() -> None:
-    """Height before width with us, the other way round with the driver."""
+    """The driver's im2col map has width before height; ours has height first."""
     pixels = Im2colMap(X, "float16", (2, 24, 9, 11), (3, 5), (2, 1), (1, 2), run=64)
-    name, (_, rank, _, extents, pitches, lower, upper, channels, run, steps, *_) = told(pixels)
+    name, (_, rank, _, extents, pitches, lower, upper, channels, run, steps, *_) = call_of(pixels)
     assert name == "cuTensorMapEncodeIm2col"
     assert rank == 4
     assert (extents, pitches) == ([24, 11, 9, 2], [48, 11 * 48, 9 * 11 * 48])
@@ -106,8 +106,8 @@ def test_pixels_of_windows() -> None:
 
 @pytest.mark.parametrize("row", [64, 128])
 def test_boxes_of_bytes(row: int) -> None:
-    """Extents and boxes innermost first; the swizzle spans the rows of the box."""
-    name, (kind, rank, address, extents, pitches, box, steps, *modes) = told(
+    """Extents and boxes are passed innermost first, and the swizzle spans the box's rows."""
+    name, (kind, rank, address, extents, pitches, box, steps, *modes) = call_of(
         ByteMap(X, (96, 13, 11, 2), (row, 15, 6, 1))
     )
     assert name == "cuTensorMapEncodeTiled"
@@ -120,12 +120,12 @@ def test_boxes_of_bytes(row: int) -> None:
 
 @pytest.mark.parametrize("row", [64, 128])
 def test_bytes_of_windows(row: int) -> None:
-    """Height before width with us, the other way round with the driver."""
+    """The driver's im2col map of bytes has width before height; ours has height first."""
     pixels = ByteIm2colMap(
         X, "uint8", (2, 48, 9, 11), (3, 5), (2, 1), (1, 2), run=240, channels=row
     )
     name, (kind, rank, address, extents, pitches, lower, upper, channels, run, steps, *modes) = (
-        told(pixels)
+        call_of(pixels)
     )
     assert name == "cuTensorMapEncodeIm2col"
     assert kind == driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8
@@ -140,7 +140,7 @@ def test_bytes_of_windows(row: int) -> None:
 
 
 def byte_modes(row: int) -> list[Any]:
-    """No interleaving, rows swizzled over their length, zeros outside."""
+    """The modes: no interleaving, rows swizzled over their length, zeros outside."""
     swizzles = driver.CUtensorMapSwizzle
     return [
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -170,7 +170,7 @@ def test_what_the_driver_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Loaded(Launcher):
-    """A launcher whose functions are loaded already."""
+    """A launcher whose functions are already loaded."""
 
     def device(self) -> int:
         return 0
@@ -244,7 +244,7 @@ def test_launches_overlap_where_the_device_can(
 
 
 class Launched(Told):
-    """Reads what the driver would read, at each launch: stream, attributes, and addresses."""
+    """The driver with launches that read what it would read: stream, attributes, addresses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class Launched(Told):
 
 @dataclass(frozen=True)
 class Sum:
-    """An argument that follows from an address: that, and 1000."""
+    """An argument that depends on an address: the address plus 1000."""
 
     pointer: Pointer
     asked: list[int]
@@ -313,7 +313,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.mark.usefixtures("current")
 def test_bound_launches_follow_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they follow buffers, whose weights stay the same."""
+    """Bound launches follow changed addresses, as they follow buffers; weights stay the same."""
     stand_in = Launched()
     monkeypatch.setattr("cuda.bindings.driver", stand_in)
     located = Sum(Pointer(Role.WEIGHT, 1), [])

@@ -56,7 +56,7 @@ RESERVED_NBYTES = 1024  # of each block, by the device
 
 
 def factors_of(packed: Array, precision: Precision) -> Array:
-    """What packed weights multiply with, [O][depth]."""
+    """The factors of packed weights, [O][depth]."""
     if precision != FP16X3:
         return packed.astype(np.float64)
     rows = packed.view(np.float16).astype(np.float64).reshape(len(packed), -1, 2, 32)
@@ -116,7 +116,7 @@ def test_copied_pixels_times_packed_weights_are_the_convolution(
 
 
 def copied(x: Array, op: Conv2d, channels: int, n: int, row: int, column: int) -> Array:
-    """All of K for one window, as the tiles of pixels hold it; what is outside arrives as zero."""
+    """All of K for one window, as tiles of pixels hold it; zero outside the image."""
     _, c, h, w = x.shape
     found = np.zeros((*op.kernel_size, channels))
     for r in range(op.kernel_size[0]):
@@ -134,20 +134,20 @@ def test_packed_weights_are_whole_steps(precision: Precision) -> None:
         packed = pack_weight(weight, op, precision)
         assert packed.shape == (op.out_channels, packed_depth(op, precision))
         assert packed.dtype == (np.int32 if precision == FP16X3 else precision.dtype)
-        # The weights themselves, and nothing but zeros beside them.
+        # The weights themselves, and nothing but zeros next to them.
         assert factors_of(packed, precision).sum() == weight.size
 
 
 def test_weights_of_tf32_are_rounded() -> None:
-    """To nearest: the unit would cut off."""
+    """Weights in tf32 are packed rounded to nearest, since the unit would truncate."""
     op = Conv2d(4, 4, (1, 1))
     weight = np.full((4, 4, 1, 1), 1 + 3 * 2.0**-12)
     assert pack_weight(weight, op, TF32)[0, 0] == np.float32(1 + 2.0**-10)
 
 
 def test_products_of_split_factors_are_of_float32s_grade() -> None:
-    """Instructions over 32 bytes of rows of 128, as the device pairs them: of each single product
-    not more than 2⁻²¹ is lost."""
+    """Split products, paired as on the device in 32-byte instructions over 128-byte rows, lose at
+    most 2⁻²¹ of each single product."""
     rng = np.random.default_rng(3)
     op = Conv2d(32, 64, (1, 1))
     weight, x = (
@@ -180,7 +180,7 @@ def test_halves_of_split_factors() -> None:
 
 
 def test_split_factors_keep_several_sums_in_registers() -> None:
-    """128 pixels a warpgroup are all that leave registers for the rest."""
+    """Split tiles have at most 128 pixels a warpgroup, since they need registers for more sums."""
     kernels = (ImplicitGemmWgmma, ImplicitGemmWgmmaHalo)
     for kernel in (kind(FP16X3) for kind in kernels):
         for tile, entry in zip(kernel.tiles, kernel.entries(), strict=True):
@@ -198,7 +198,7 @@ def test_split_factors_keep_several_sums_in_registers() -> None:
 
 @pytest.mark.parametrize("kind", [ImplicitGemmWgmma, ImplicitGemmWgmmaHalo])
 def test_consumers_acquire_no_more_registers_than_producers_release(kind: Any) -> None:
-    """A CTA has those that it is launched with: consumers that ask for more would wait for ever."""
+    """Consumers take only registers that the CTA has; otherwise they would wait for ever."""
     kernel = kind(FP16X3)
     groups = 0
     for tile in kernel.tiles:
@@ -220,7 +220,7 @@ def test_consumers_acquire_no_more_registers_than_producers_release(kind: Any) -
 
 @pytest.mark.parametrize("kind", [ImplicitGemmWgmma, ImplicitGemmWgmmaHalo])
 def test_split_sums_begin_at_zero_in_each_tile(kind: Any) -> None:
-    """The high·high products, which are added in registers; nothing else does."""
+    """Only the high·high products of split factors, which are added in registers, begin at zero."""
     for precision in (FP16, TF32, FP16X3):
         kernel = kind(precision)
         for tile in (kernel.tiles[0], kernel.tiles[-1]):
@@ -248,7 +248,7 @@ def test_tiles_fit_a_multiprocessor(precision: Precision) -> None:
 
 @PRECISIONS
 def test_the_choice(precision: Precision) -> None:
-    """The least estimate; many parts of K where there are few tiles, and none where many."""
+    """The chosen tile has the least estimate; K is split where tiles are few, and only there."""
     kernel = ImplicitGemmWgmma(precision)
     for batch in (1, 64):
         for problem in fuse(resnet18(), "all").problems(batch).values():
@@ -340,7 +340,7 @@ ROWS = pytest.mark.parametrize(
 
 
 def row_of(place: int, blocking: HaloBlocking) -> int:
-    """Of a slab that is written, as the device finds it (`RowOf<true>`)."""
+    """The row of a slab that the device writes for a place (`RowOf<true>`)."""
     line, column = divmod(place, blocking.padded)
     if line < blocking.rows and column < blocking.width:
         return line * blocking.width + column
@@ -358,7 +358,7 @@ def row_of(place: int, blocking: HaloBlocking) -> int:
     ids=lambda op: f"c{op.in_channels}k{op.kernel_size[0]}x{op.kernel_size[1]}",
 )
 def test_every_output_is_one_place_of_one_tile(precision: Precision, op: Conv2d) -> None:
-    """What is r rows and s pixels on from a place lies in the window of the output there."""
+    """Every output is one place of one tile, whose window holds all pixels it multiplies."""
     h, w = 11, 13
     problem = problem_of(op, 1, h, w)
     _, _, oh, ow = problem.output
@@ -413,7 +413,8 @@ def test_rows_fit_a_block(kind: type[ImplicitGemmWgmmaHalo], precision: Precisio
 def test_where_slots_and_slabs_lie(
     kind: type[ImplicitGemmWgmmaHalo], precision: Precision, residual: bool
 ) -> None:
-    """Each begins where the permutation of chunks does, and ends before what it must not touch."""
+    """Slots and slabs begin at the swizzle's period and end before memory that they must not
+    touch."""
     kernel = kind(precision)
     for channels, size in [(32, 7), (64, 56), (128, 28), (256, 14), (512, 7), (64, 3)]:
         op = Conv2d(channels, 64, (3, 3), padding=(1, 1), residual=residual)
@@ -489,7 +490,7 @@ def test_two_warpgroups_take_turns_in_a_block_per_multiprocessor(precision: Prec
 def test_each_turn_has_slabs_of_its_own_where_there_is_a_residual(
     precision: Precision, size: int
 ) -> None:
-    """So only the warpgroup that reads and overwrites a residual has it loaded."""
+    """With a residual each turn has its own slabs, and only its own warpgroup loads a residual."""
     kernel = ImplicitGemmWgmmaPingpong(precision)
     for residual in (False, True):
         op = Conv2d(64, 64, (3, 3), padding=(1, 1), residual=residual)
@@ -508,8 +509,8 @@ def test_each_turn_has_slabs_of_its_own_where_there_is_a_residual(
 @pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
 @pytest.mark.parametrize("batch", [1, 8, 64, 256])
 def test_turns_pay_in_large_images_of_large_batches(precision: Precision, batch: int) -> None:
-    """As measured on an H200: in layers 1 and 2 of a ResNet-18, and not in layers 3 and 4. In tf32
-    the time of layer 2 is that of the gathering kernel."""
+    """As measured on an H200, turns pay in layers 1 and 2 of a ResNet-18, not in layers 3 and 4. In
+    tf32 layer 2 takes as long as the gathering kernel."""
     kernel = ImplicitGemmWgmmaPingpong(precision)
     steps = fuse(resnet18(), "all").problems(batch).items()
     paying = {name for name, problem in steps if kernel.pays(problem)}
@@ -531,7 +532,7 @@ def test_turns_pay_in_large_images_of_large_batches(precision: Precision, batch:
 
 @PRECISIONS
 def test_turns_do_not_pay_where_none_was_measured(precision: Precision) -> None:
-    """For windows of one pixel, for a stride of 2, and for a problem that is refused."""
+    """Turns do not pay for windows of one pixel, a stride of 2, or a refused problem."""
     kernel = ImplicitGemmWgmmaPingpong(precision)
     window = Conv2d(64, 64, (3, 3), padding=(1, 1))
     assert kernel.pays(problem_of(window, 256, 56, 56))

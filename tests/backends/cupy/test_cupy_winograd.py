@@ -50,7 +50,7 @@ EACH_TILE = pytest.mark.parametrize("gemm", GEMM_TILES, ids=lambda gemm: gemm.na
 def transform(m: int, name: str) -> Callable[[Sequence[Array]], list[Array]]:
     """`Winograd<m>::name` of winograd.cuh as a function of NumPy values.
 
-    Its body is assignments alone, of which all but the types is Python too.
+    Its body has only assignments, which are Python once the types are removed.
     """
     _, _, struct = HEADER.partition(f"struct Winograd<{m}>")
     found = re.search(
@@ -100,7 +100,7 @@ def both_sides(apply: Callable[[Sequence[Array]], list[Array]], values: Array) -
 
 
 def spans_of(kernel: Winograd, problem: Problem) -> list[dict[str, int]]:
-    """The span that each round's launches are given."""
+    """The span argument of each round's launches."""
     spans: list[dict[str, int]] = []
     for i, launch in enumerate(kernel.launches(problem)):
         fields = cast(Array, launch.arguments[-1]).view(SPAN)[0]
@@ -113,14 +113,14 @@ def spans_of(kernel: Winograd, problem: Problem) -> list[dict[str, int]]:
 
 
 def origins(span: dict[str, int], m: int, k: Array) -> tuple[Array, Array, Array]:
-    """Image, top and left of the output tiles that the lanes k of the span have."""
+    """Image, top and left of the output tiles of lanes k of the span."""
     tile = span["first"] + k
     columns, rows = span["columns"], span["rows"]
     return tile // columns // rows, tile // columns % rows * m, tile % columns * m
 
 
 def transform_input(m: int, x: Array, padding: tuple[int, int], span: dict[str, int]) -> Array:
-    """Phase 1: (positions, c_padded, width)."""
+    """Phase 1, the transformed input: (positions, c_padded, width)."""
     (_, c, h, w), (ph, pw) = x.shape, padding
     out = np.full(((m + 2) ** 2, span["c_padded"], span["width"]), np.nan, np.float32)
     k = np.arange(span["width"])
@@ -149,7 +149,7 @@ def thread_map(gemm: GemmTile) -> tuple[Array, Array]:
 
 
 def multiply(gemm: GemmTile, filters: Array, transformed: Array, grid: tuple[int, ...]) -> Array:
-    """Phase 2: (positions, o_padded, width), each channel's products added in order.
+    """Phase 2, the products: (positions, o_padded, width), each channel's products added in order.
 
     filters (positions, tiles of O, c_padded, m).
     """
@@ -169,7 +169,7 @@ def multiply(gemm: GemmTile, filters: Array, transformed: Array, grid: tuple[int
 
 
 def transform_output(m: int, product: Array, span: dict[str, int], out: Array) -> None:
-    """Phase 3, without what is fused: into out (N, O, OH, OW)."""
+    """Phase 3, the transformed output without fused ops, into out (N, O, OH, OW)."""
     k = np.arange(span["count"])
     image, top, left = origins(span, m, k)
     values = product[:, : out.shape[1], : span["count"]].reshape(m + 2, m + 2, out.shape[1], -1)
@@ -218,7 +218,7 @@ PROBLEMS = (
 @EACH_KIND
 @pytest.mark.parametrize("limit", [1, WORKSPACE_NBYTES])
 def test_the_phases_are_the_convolution(kind: type[Winograd], gemm: GemmTile, limit: int) -> None:
-    """Within the bound, whole, and with the bits of every other tiling and number of rounds."""
+    """The phases stay within the bound, and tilings and rounds do not change a bit."""
     for seed, problem in enumerate(PROBLEMS):
         x, weight = draw(problem, seed)
         kernel = kind(FP32, gemm=gemm, limit=limit)

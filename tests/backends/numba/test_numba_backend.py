@@ -1,6 +1,6 @@
 """Numba's CUDA backend: on a GPU where there is one, else in its simulator.
 
-What kernels do to values is for `r18 verify`; here is what that cannot reach in the simulator: the
+`r18 verify` tests the values of kernels; here is what it cannot reach in the simulator: the
 tiles of a GPU, which one is chosen, graphs, and how the simulator comes to be used.
 """
 
@@ -68,7 +68,7 @@ print(len(r18_numba.Backend().kernels()), "numba" in sys.modules)
 
 @pytest.mark.parametrize("before", ["", "import numba"])
 def test_the_simulator_is_used_when_it_is_asked_for_and_says_so(before: str) -> None:
-    """Also by a process that has imported Numba for something else."""
+    """The simulator runs if requested, even in a process that has already imported Numba."""
     code = f"""
 {before}
 import r18_numba
@@ -143,7 +143,7 @@ def test_a_simulated_device_is_asked_for_the_tiny_network_and_small_problems() -
 
 
 def integers(problem: Problem) -> list[np.ndarray[Any, Any]]:
-    """Inputs and weights of which every sum is exact, in any order: the result is then equal."""
+    """Inputs and weights whose sums are exact in any order, so that results are equal."""
     rng = np.random.default_rng(0)
     shapes = [*problem.inputs, *(spec.shape for spec in problem.op.weights())]
     # Winograd's filters divide by 4.
@@ -163,7 +163,7 @@ def run_exactly(backend: r18_numba.Backend, kernel: NumbaKernel, problem: Proble
 def test_the_tiles_of_a_gpu_multiply_exactly_with_ragged_edges(
     backend: r18_numba.Backend, tile: Tile, outputs: int, width: int
 ) -> None:
-    """They are too slow for the simulator's campaigns: one problem, several blocks, all exact."""
+    """A GPU's tiles, too slow for the simulator's campaigns, multiply exactly at ragged edges."""
     plain = Conv2d(1, outputs, (3, 3), (1, 1), (1, 1), bias=True, relu=True)
     assert not ImplicitGemm(FP32, tile).simulates
     run_exactly(backend, ImplicitGemm(FP32, tile), Problem(plain, ((1, 1, 10, width),)))
@@ -207,7 +207,7 @@ def test_phases_of_winograd_are_traced(backend: r18_numba.Backend, precision: Pr
 
 
 def simulate(backend: r18_numba.Backend, name: str, out: Array, *arguments: int) -> Array:
-    """What a kernel of `simulated` leaves in an array: as many blocks as the array has rows."""
+    """The array that a kernel of `simulated` leaves, run with as many blocks as it has rows."""
     import simulated
 
     buffer = backend.memory.empty(out.nbytes)
@@ -225,7 +225,7 @@ def simulate(backend: r18_numba.Backend, name: str, out: Array, *arguments: int)
 def test_threads_of_a_simulated_block_take_turns_in_a_known_order(
     backend: r18_numba.Backend,
 ) -> None:
-    """Forwards to the first barrier, backwards to the next; odd blocks the other way around."""
+    """Threads run forwards to a barrier, then backwards; odd blocks the other way around."""
     found = simulate(backend, "noting", np.zeros((2, 13), np.int32)).ravel()
     assert found[0] == 24
     forwards, backwards = [0, 1, 2, 3], [3, 2, 1, 0]
@@ -235,7 +235,7 @@ def test_threads_of_a_simulated_block_take_turns_in_a_known_order(
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_missing_barrier_shows_in_every_run(backend: r18_numba.Backend, step: int) -> None:
-    """Whichever way the threads look, some look too early."""
+    """Without a barrier some threads read too early in every run, whichever neighbour they read."""
     right = (np.arange(4) + step) % 4
     nothing = np.zeros((2, 4), np.float32)
     np.testing.assert_array_equal(
@@ -249,7 +249,7 @@ def test_a_missing_barrier_shows_in_every_run(backend: r18_numba.Backend, step: 
 def test_an_early_read_gets_no_number(
     backend: r18_numba.Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In blocks that are not watched."""
+    """In blocks that are not watched, a read that comes too early gets NaN."""
     monkeypatch.setattr("r18_numba.simulator.Watched", lambda array, block: array)
     runs = [simulate(backend, "passing_on", np.zeros((2, 4), np.float32), 1, 0) for _ in range(3)]
     assert all(np.isnan(run).any(axis=1).all() for run in runs)
@@ -266,7 +266,7 @@ def test_an_early_read_gets_no_number(
 def test_a_race_between_two_barriers_is_found(
     backend: r18_numba.Backend, name: str, right: list[list[int]], said: str
 ) -> None:
-    """Though one thread after another gives the right result."""
+    """A race is found even if running one thread after another gives the right result."""
     assert simulate(backend, name, np.zeros((1, 4), np.float32), 1).tolist() == right
     with pytest.raises(Race, match=said):
         simulate(backend, name, np.zeros((1, 4), np.float32), 0)
@@ -299,7 +299,7 @@ def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
 def test_kernels_are_traced_as_new_threads_are(
     backend: r18_numba.Backend, everywhere: bool
 ) -> None:
-    """Not by what traces the thread that launches alone, as the check of two programs does."""
+    """Kernels are traced as new threads are, not by the launching thread's own trace function."""
     seen: list[str] = []
 
     def trace(frame: Any, event: str, argument: Any) -> None:
@@ -331,7 +331,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 def builders() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Module, name and arguments of every builder, from the sources."""
+    """The module, name and arguments of every builder, from the sources."""
     for path in sorted(DEVICE.glob("*/*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("build"):
@@ -343,7 +343,7 @@ def builders() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 def test_each_builder_keeps_a_function_for_each_argument(
     backend: r18_numba.Backend, module: str, name: str, arguments: tuple[str, ...]
 ) -> None:
-    """Else a kernel gets the code of another tile or format; the simulator has few of them."""
+    """A builder keeps a function per argument, or kernels would run another tile's code."""
     build = getattr(import_module(f"r18_numba.kernels.{module}"), name)
     every = list(product(*(VALUES[argument] for argument in arguments)))
     built = [build(*values) for values in every]
@@ -355,7 +355,7 @@ def test_each_builder_keeps_a_function_for_each_argument(
 
 
 def test_every_kernel_compiles_for_a_gpu_and_keeps_its_arrays_in_registers() -> None:
-    """The simulator takes any Python: types that Numba cannot infer show only here."""
+    """Every kernel compiles for a GPU; the simulator hides types that Numba cannot infer."""
     if (rows := numba_compiled.made("floats")) is None:
         pytest.skip("no libnvvm: pip install 'numba-cuda[cu13]' brings it")
     assert {row[0] for row in rows} >= {
@@ -396,7 +396,7 @@ def copied_package(folder: Path) -> Path:
 
 
 def digests(package: Path, changed: str = "") -> dict[str, str]:
-    """Of each kernel, in a new process that imports the package, with a changed module or none."""
+    """Each kernel's digest, in a new process with the package, after a change of a module."""
     if changed:
         with (package / changed).open("a") as stream:
             stream.write("CHANGED = True\n")
@@ -455,7 +455,7 @@ def test_a_copy_of_the_package_has_the_same_digests(tmp_path: Path) -> None:
 def test_a_changed_module_makes_the_kernels_stale_that_it_is_part_of(
     module: str, stale: set[str], tmp_path: Path
 ) -> None:
-    """In a copy of the package; what a GPU verified is recorded before the change."""
+    """A changed module, in a copy of the package, makes exactly its own kernels' records stale."""
     after = digests(copied_package(tmp_path), module)
     entries = {
         name: SimpleNamespace(verified=True, digest=digest, findings=[])
@@ -511,7 +511,7 @@ def test_a_tile_that_cannot_be_is_refused(wrong: Callable[[], Tile]) -> None:
 
 
 def test_the_simulators_tile_is_shaped_as_those_of_a_gpu() -> None:
-    """What is one in it is multiplied away, and would go unseen in the simulator."""
+    """The simulator's tile has no factor of 1, whose mistakes would not show in the simulator."""
     assert TINY.rows // TINY.row_vector > 1
     assert TINY.columns // TINY.column_vector > 1
     assert TINY.row_vector > 1
@@ -542,7 +542,7 @@ def test_a_gpu_is_given_tiles_of_whole_warps(batch: int, precision: str) -> None
 
 
 def test_every_corner_has_a_kernel_in_either_world() -> None:
-    """Of groups and dilation, one kernel; the others refuse them by name."""
+    """Groups and dilation have one kernel that takes them; all others refuse them by name."""
     for kernels in (all_kernels(), simulated_kernels()):
         for op in {kernel.op for kernel in kernels}:
             for problem in corners(op, 4096, 400_000):
@@ -562,7 +562,7 @@ def test_a_plan_of_resnet18_needs_no_device() -> None:
 
 
 class Driver:
-    """Stands in for `cuda.bindings.driver`: notes the calls, and refuses one by name."""
+    """A stand-in for `cuda.bindings.driver`: records the calls, and refuses one by name."""
 
     class CUresult:
         CUDA_SUCCESS = 0

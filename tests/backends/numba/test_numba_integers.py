@@ -1,7 +1,7 @@
 """Integers on Numba CUDA: equal to numpy's in the simulator, and never fused on a GPU.
 
-The simulator rounds each operation by itself whatever is written, so what a GPU computes is read in
-the PTX.
+The simulator rounds each operation by itself whatever is written, so the tests read a GPU's
+operations in the PTX.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def test_a_gpu_is_given_tiles_of_whole_warps(batch: int) -> None:
 
 @pytest.fixture(scope="module")
 def instructions() -> dict[str, list[list[str]]]:
-    """By architecture: of each function its name, whether the PTX has that target and local
-    memory, and the instructions of floats."""
+    """By architecture, for each function: its name, whether the PTX has that target and local
+    memory, and the instructions on floats."""
     if (made := numba_compiled.made("integers")) is None:
         pytest.skip("no libnvvm: pip install 'numba-cuda[cu13]' brings it")
     found: dict[str, list[list[str]]] = {}
@@ -114,7 +114,7 @@ def instructions() -> dict[str, list[list[str]]]:
 def test_no_operation_of_a_requantisation_is_fused_on_a_gpu(
     target: str, instructions: dict[str, list[list[str]]]
 ) -> None:
-    """Each has its own instruction with its own rounding, in kernels for every storage format."""
+    """Each operation is an instruction with its own rounding, for every storage format."""
     control, *rows = instructions[target]
     assert control[0] == "contracted"
     assert "fma.rn.f32" in control  # what the compiler makes of the same in Python

@@ -25,8 +25,8 @@ def backend() -> r18_numba.Backend:
 
 
 def test_the_oracle_finds_nothing_on_any_simulated_kernel() -> None:
-    """By the command, with all that it asks of a simulated device, and half the corners of `brief`:
-    each takes seconds. The run every night has all of them."""
+    """`r18 verify` finds nothing on any simulated kernel, with half the corners of `brief`, since
+    each takes seconds. The nightly run has all of them."""
     brief = replace(PROFILES["brief"], every=2 * PROFILES["brief"].every)
     with patch.dict(PROFILES, brief=brief):
         done = r18("verify", "--backend", "numba", "--profile", "brief", "--json")
@@ -46,7 +46,7 @@ def test_the_oracle_finds_nothing_on_any_simulated_kernel() -> None:
 def test_among_all_backends_a_simulated_one_compares_the_network_alone(
     backend: r18_numba.Backend, tmp_path: Path
 ) -> None:
-    """And says so; and what it ran in software is no record."""
+    """With all backends, a simulated one only compares the network, and is not recorded."""
     line = Listing("numba", "r18", backend.probe())
     page, junit, records = (tmp_path / name for name in ("page.html", "junit.xml", "records"))
     with patch("r18.runtime.listing.lines", lambda: [line]):

@@ -1,4 +1,4 @@
-"""The backend with every way to multiply: tiles are emulated where the CPU has none."""
+"""The backend with every way to multiply: tiles are emulated on CPUs without AMX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from r18.backend import Kernel
 from r18_numba_cpu import Backend
 
 NEEDS = {"_avx512_bf16": "AVX512-BF16", "_vnni": "VNNI", "_avx2": "AVX2"}
-"""What a kernel needs that is not emulated, by the end of its algorithm."""
+"""The instructions that a kernel needs and that are not emulated, by its algorithm's ending."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def backend_with_tiles() -> Iterator[Backend]:
 
 @pytest.fixture
 def only_where_it_runs(request: pytest.FixtureRequest, backend_with_tiles: Backend) -> None:
-    """Skip a test of a `kernel` for which this CPU lacks the instruction."""
+    """Skip a test whose `kernel` needs an instruction that this CPU lacks."""
     if "kernel" not in getattr(getattr(request.node, "callspec", None), "params", {}):
         return
     kernel: Kernel = request.node.callspec.params["kernel"]

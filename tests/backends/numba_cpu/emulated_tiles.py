@@ -1,7 +1,7 @@
 """AMX's instructions as loops, so that any CPU runs the kernels that are made of them.
 
-Shapes of tiles are read from the 64 bytes that `ldtilecfg` loads, as the CPU does; what a CPU would
-refuse is refused: see `test_amx.py`.
+Shapes of tiles are read from the 64 bytes that `ldtilecfg` loads, as the CPU does; it refuses what
+a CPU would refuse: see `test_amx.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from r18_numba_cpu.kernels.cache import KernelCache
 
 TILES, ROWS, NBYTES = 8, 16, 64
 MULTIPLYING = ("integers.implicit_gemm", "bfloat16.implicit_gemm", "bfloat16.conv_maxpool")
-"""The modules of kernels with tiles. Each kernel has its module's name."""
+"""The modules of kernels with tiles. Each kernel is named after its module."""
 BYTES = types.CPointer(types.uint8)
 LEAST = np.float32(2.0**-126)
 DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
@@ -52,7 +52,7 @@ def used() -> Iterator[None]:
 
 
 class Apart(KernelCache):
-    """Keeps code with emulated tiles in files of its own: a CPU with AMX must not find it."""
+    """A cache with separate files for emulated tiles, which a CPU with AMX must not find."""
 
     def __init__(self, own: KernelCache) -> None:
         super().__init__(own._kernel, own._folder)
@@ -72,11 +72,11 @@ def kept(kernel: Any) -> bool:
 
 
 STATES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""The tiles of each function, in LLVM's terms, that has any."""
+"""The emulated tiles of each function that has any, in LLVM's terms."""
 
 
 class Emulated(Instructions):
-    """Tiles are on the stack of the function that multiplies them: the same for all its code."""
+    """Emulated instructions, whose tiles are on the stack of the function that multiplies them."""
 
     def __init__(self, context: Any, builder: Any, configuration: Any) -> None:
         super().__init__(context, builder, configuration)
@@ -163,16 +163,16 @@ def flushed(number):  # type: ignore[no-untyped-def]
 
 @njit
 def factor(halves, at):  # type: ignore[no-untyped-def]
-    """The bfloat16 at a place, as float32."""
+    """The bfloat16 at an index, as float32."""
     bits = np.empty(1, np.uint32)
     bits[0] = np.uint32(halves[at]) << np.uint32(16)
     return flushed(bits.view(np.float32)[0])
 
 
 def dot_of_pairs(configuration, state, c, a, b):  # type: ignore[no-untyped-def]
-    """Intel SDM, TDPBF16PS: a sum of the lower halves and one of the upper ones by fused
-    multiply-adds, then both, then that to C. In float64 a product and a sum of float32 are exact,
-    but for terms 2⁻²⁹ of the other, which decide at most a tie."""
+    """TDPBF16PS by the Intel SDM: a sum of the lower halves and one of the upper halves by fused
+    multiply-adds; their sum is added to C. In float64 a product and a sum of float32 are exact,
+    except for terms 2⁻²⁹ of the other, which decide at most a tie."""
     shapes, tiles = carray(configuration, (64,)), carray(state, (TILES, ROWS, NBYTES))
     sums, halves = tiles.view(np.float32), tiles.view(np.uint16)
     for row in range(np.int64(shapes[48 + a])):

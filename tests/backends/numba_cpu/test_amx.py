@@ -28,7 +28,7 @@ amx = compiled.module("amx")
 
 
 def answering(value: int) -> tuple[list[tuple[int, ...]], Callable[..., Any]]:
-    """A C library whose system calls return the value; and what it was called with."""
+    """A C library whose system calls return the value, and a list of their arguments."""
     seen: list[tuple[int, ...]] = []
 
     class Library:
@@ -153,7 +153,7 @@ def test_bands_have_room_for_what_tiles_read() -> None:
 
 
 def test_a_configuration_is_one_that_the_cpu_loads() -> None:
-    """`ldtilecfg` and `tdpbusd` raise #GP and #UD for others."""
+    """Configurations are valid; `ldtilecfg` and `tdpbusd` raise #GP and #UD for others."""
     for shape in shapes():
         cover = tiles.cover(shape, shape.out_h, False)
         content = np.array(tiles.configuration(cover), np.int64).view(np.uint8)
@@ -178,7 +178,7 @@ def test_a_configuration_is_one_that_the_cpu_loads() -> None:
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="LLVM here has no x86")
 def test_llvm_selects_the_instructions_and_spills_nothing() -> None:
-    """Compiled for a Sapphire Rapids, and not run."""
+    """LLVM, for a Sapphire Rapids, selects AMX instructions and spills nothing. Not run."""
     assembly = output_of("""
 import llvmlite.binding as binding
 found = binding.get_host_cpu_features()

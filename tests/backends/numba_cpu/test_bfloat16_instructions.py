@@ -1,6 +1,6 @@
-"""`vdpbf16ps` as this CPU computes it, and the instructions that LLVM selects for bfloat16.
+"""`vdpbf16ps` as this CPU computes it, and LLVM's instructions for bfloat16.
 
-The bounds of `r18_numba_cpu.bfloat16.products` rest on what the first part verifies.
+The bounds of `r18_numba_cpu.bfloat16.products` rest on the tests of the first part.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ only_with_pairs = pytest.mark.skipif(not pairs.AVAILABLE, reason="this CPU has n
 
 
 def floats(bits: Array) -> Array:
-    """bfloat16 by their bits, as float32."""
+    """bfloat16 numbers as float32, from their bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -60,7 +60,7 @@ def multiplied(a: Array, b: Array) -> Array:
 
 
 def rounded(value: Fraction) -> Fraction:
-    """To 24 bits, to the nearest, ties to even; zero below 2⁻¹²⁶."""
+    """The value rounded to 24 bits, to nearest, ties to even; zero below 2⁻¹²⁶."""
     if value == 0:
         return value
     exponent = math.frexp(float(value))[1] - 1
@@ -72,7 +72,7 @@ def rounded(value: Fraction) -> Fraction:
 
 
 def expected(a: Array, b: Array) -> Fraction:
-    """One output: of each pair the second product first, by fused multiply-adds."""
+    """One output: of each pair the second product is added first, by fused multiply-adds."""
     total = Fraction(0)
     wide = [
         [Fraction(float(v)) if abs(v) >= float(LEAST) else Fraction(0) for v in floats(bits)]
@@ -88,7 +88,7 @@ def expected(a: Array, b: Array) -> Fraction:
 @only_with_pairs
 @pytest.mark.parametrize("spread", [1, 4, 12, 63])
 def test_pairs_are_two_fused_multiply_adds_of_the_upper_half_first(spread: int) -> None:
-    """To the bit; and other orders and roundings give others."""
+    """Pairs have the bits of two fused multiply-adds, upper half first; other orders differ."""
     rng = np.random.default_rng(spread)
 
     def bits(*shape: int) -> Array:
@@ -110,7 +110,7 @@ def test_pairs_are_two_fused_multiply_adds_of_the_upper_half_first(spread: int) 
 
 
 def of_one(*factors: tuple[float, float]) -> float:
-    """The sum of pairs of factors, which bfloat16 holds."""
+    """The sum of the products of factor pairs, which bfloat16 must hold."""
     depth = 2 * len(factors)
     a, b = np.zeros((1, depth), np.uint16), np.zeros((depth, COLUMNS), np.uint16)
     wide = np.array(factors, np.float32).view(np.uint32)
@@ -140,7 +140,7 @@ def test_infinities_and_nan() -> None:
 
 
 def test_stored_numbers_are_rounded_to_the_nearest() -> None:
-    """On every CPU: all bfloat16, what lies between two of them, the range's ends, and NaN."""
+    """Stored numbers round to nearest: all bfloat16, numbers between them, the ends, and NaN."""
     halves = np.arange(1 << 16).astype(np.uint16)
     finite = halves[np.isfinite(floats(halves))]
     steps = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
@@ -173,7 +173,7 @@ def test_stored_numbers_are_rounded_to_the_nearest() -> None:
 
 @only_with_pairs
 def test_a_register_tile_is_products_alone() -> None:
-    """The loop over K of a whole tile: a `vdpbf16ps` for each register, and nothing spilled."""
+    """The loop over K has a `vdpbf16ps` for each register of the tile and spills nothing."""
     multiplied(np.ones((14, 2), np.uint16), np.ones((2, COLUMNS), np.uint16))
     (assembly,) = products.inspect_asm().values()
     count = micro_kernel.ROWS * micro_kernel.VECTORS
@@ -196,7 +196,7 @@ def test_a_register_tile_is_products_alone() -> None:
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="LLVM here has no x86")
 def test_llvm_selects_amx_and_spills_nothing() -> None:
-    """Compiled for a Sapphire Rapids, and not run."""
+    """LLVM, for a Sapphire Rapids, selects AMX instructions and spills nothing. Not run."""
     assembly = output_of("""
 import llvmlite.binding as binding
 found = binding.get_host_cpu_features()

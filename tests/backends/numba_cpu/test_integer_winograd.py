@@ -1,4 +1,4 @@
-"""Winograd's F(2×2, 3×3) of bytes: exact at every edge of a tile, in every cut, for any bytes.
+"""Winograd's F(2×2, 3×3) of bytes: exact at tile edges, in every blocking, for any bytes.
 
 It needs products of int16; a CPU that has none skips these tests by name.
 """
@@ -35,7 +35,7 @@ def backend() -> Backend:
 
 
 def numbered() -> list[Problem]:
-    """Images of 1 to 5 rows and columns, paddings of 0 to 2, channels around ends of vectors."""
+    """Problems with 1 to 5 rows and columns, paddings of 0 to 2, channels around vector ends."""
     sizes = [(h, w) for h, w in product(range(1, 6), repeat=2)]
     found = []
     for index, ((h, w), padding) in enumerate(product(sizes, (0, 1, 2))):
@@ -67,7 +67,7 @@ def test_every_sign_and_width_of_weights(backend: Backend, signs: int, bits: int
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("stored", ["uint8", "int8"])
 def test_the_largest_sums_of_the_most_channels(backend: Backend, stored: str, sign: int) -> None:
-    """Four times the sum is less than one more channel away from the end of int32."""
+    """The largest sums of the most channels are exact: four times the sum just fits int32."""
     conv = Conv2d(winograd.DEPTH, 3, (3, 3), (1, 1), (1, 1), bias=True)
     problem = Problem(QuantizedConv2d(conv, (stored,)), ((1, winograd.DEPTH, 4, 4),))
     drawn = make_case(KERNEL, problem, "normal", 0)

@@ -1,7 +1,7 @@
 """Numba's CPU kernels at the edges of their vectors, panels, tiles, bands and rounds.
 
-The oracle searches them as it does every kernel; here each edge is crossed on purpose. How work is
-cut up is never to be seen in a result: the same bits come out of every cut, on every number of
+The oracle searches them like every kernel; here each edge is crossed on purpose. How work is
+divided never shows in a result: every blocking gives the same bits, on every number of
 threads.
 """
 
@@ -50,7 +50,7 @@ from r18_oracle.ops.normalize import normalization
 from support import images, output_of, run_python
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33)
-"""One, few, and around the ends of vectors (16) and panels (32)."""
+"""One, few, and numbers around the ends of vectors (16) and panels (32)."""
 
 KERNELS = {kernel.id.removeprefix("numba-cpu/"): kernel for kernel in Backend().kernels()}
 GEMM = KERNELS["conv2d/implicit_gemm/fp32"]
@@ -77,7 +77,7 @@ def conv_problem(
     *,
     fused: bool = True,
 ) -> Problem:
-    """A convolution of (N, H, W) images by a window of so many pixels, stride and padding."""
+    """A convolution of (N, H, W) images by a window of (pixels, stride, padding)."""
     (n, h, w), (k, s, p) = image, window
     plain = Conv2d(channels, outputs, (k, k), (s, s), (p, p))
     shape = (n, channels, h, w)
@@ -88,7 +88,7 @@ def conv_problem(
 
 
 def taken(kernel: Kernel, problem: Problem) -> Problem | None:
-    """The problem, without its residual if the kernel takes it only so; None if it does not."""
+    """The problem if the kernel takes it, else the problem without its residual, else None."""
     if kernel.refusal(problem) is not None and problem.op.arity == 2:
         op = replace(problem.op, residual=False)  # type: ignore[type-var]
         problem = Problem(op, problem.inputs[:1])
@@ -98,7 +98,7 @@ def taken(kernel: Kernel, problem: Problem) -> Problem | None:
 def result(
     backend: Backend, kernel: Kernel, problem: Problem, kind: str = "normal", seed: int = 0
 ) -> Array:
-    """The output: right by its derived bound, or of integers to the bit, and in its place."""
+    """The output, checked against its bound (integers: to the bit) and for stray writes."""
     case = make_case(kernel, problem, kind, seed)
     seen = observe(backend, kernel, case)
     assert (seen.trespass, seen.changed, seen.untouched().any()) == (None, None, False)
@@ -122,7 +122,7 @@ def test_every_end_of_a_vector_and_of_a_panel(backend: Backend, kernel: Kernel) 
 
 
 WINDOWS = ((3, 1, 1), (3, 2, 1), (3, 1, 0), (1, 2, 0), (3, 1, 2), (7, 2, 3))
-"""Pixels, stride and padding."""
+"""Windows as (pixels, stride, padding)."""
 
 
 @each_conv
@@ -152,7 +152,7 @@ def test_windows_strides_and_padding_of_unlike_axes(backend: Backend, kernel: Ke
 
 
 def problems_of(op: type[Op]) -> list[Problem]:
-    """Problems of an op that is no convolution, around its vectors, spans and tiles."""
+    """Problems of an op other than convolution, around its vectors, spans and tiles."""
     images = [(n, c, h, w) for c in CHANNELS for n, h, w in ((1, 1, 1), (2, 3, 5))]
     rows = [(n, k) for n in (1, 2, 5, 6, 7, 13, 14, 15, 29) for k in (1, 16, 33)]
     spans = [(1, extent) for extent in (1, 15, 16, 17, 4095, 4096, 4097, 8193)]
@@ -190,7 +190,7 @@ def problems_of(op: type[Op]) -> list[Problem]:
 
 
 def others() -> list[tuple[Kernel, Problem]]:
-    """The problems of all that is no convolution."""
+    """The kernels and problems of all ops other than convolution."""
     return [(kernel, problem) for kernel in OTHERS for problem in problems_of(kernel.op)]
 
 
@@ -236,7 +236,7 @@ def test_bands_of_any_height_give_the_same_bits(
 def test_rows_that_share_a_tile_have_the_bits_of_each_alone(
     backend: Backend, kernel: Kernel, window: tuple[int, int, int]
 ) -> None:
-    """If the image is cut off below any row, the outputs above it stay the same."""
+    """Rows in a shared tile have their own bits: cutting off rows below changes none above."""
     rows = compiled.module("micro_kernel").ROWS
     for width in (1, rows // 2, rows // 2 + 1, rows):
         size, stride, pad = window
@@ -254,7 +254,7 @@ def test_rows_that_share_a_tile_have_the_bits_of_each_alone(
 
 
 def test_filters_that_do_not_stay_in_cache_are_read_for_one_band() -> None:
-    """Layer 4 of a ResNet-18: 9 MB of filters, 166 KB of image."""
+    """Large filters are read once, in one band: layer 4 has 9 MB of filters and 166 KB of image."""
     cut = implicit_gemm.bands(conv_problem(512, 512, (1, 7, 7)), 2)
     assert cut.rows == 7
     assert implicit_gemm.bands(conv_problem(512, 8, (1, 7, 7)), 2).rows < 7
@@ -266,7 +266,7 @@ POOLS = [kernel for name, kernel in KERNELS.items() if name.startswith("maxpool2
 @pytest.mark.parametrize("kernel", POOLS, ids=lambda kernel: kernel.id)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7])
 def test_maxima_of_any_window_are_exact(backend: Backend, kernel: Kernel, size: int) -> None:
-    """Rows and columns are read in threes. NaN of either sign wins, and −∞ loses to all."""
+    """Max-pooling is exact for any window: NaN of either sign wins, and −∞ loses to all."""
     op = MaxPool2d((size, size), stride=(2, 2), padding=(size // 2, size // 2))
     problem = Problem(op, ((2, 17, 9, 8),))
     case = make_case(kernel, problem, "normal", 0)
@@ -282,7 +282,7 @@ def test_maxima_of_any_window_are_exact(backend: Backend, kernel: Kernel, size: 
 
 
 def test_channels_are_shared_out_where_bands_are_few(backend: Backend) -> None:
-    """By the number of threads there are at most; the bits are those of a batch that is not."""
+    """Channels are divided among threads if there are few bands, without changing a bit."""
     one = conv_problem(5, 70, (1, 3, 3))
     cuts = [implicit_gemm.bands(one, threads).panels for threads in (1, 2, 8)]
     assert cuts == sorted(cuts, reverse=True)
@@ -321,7 +321,7 @@ def test_both_orders_of_winograd_and_every_round_give_the_same_bits(
 
 
 def test_winograds_extra_problems_share_filters_in_one_round_and_in_several() -> None:
-    """Nothing that is drawn has filters so large: the kernel itself names what has."""
+    """Winograd's extra problems share filters in one round and in several; drawn ones cannot."""
     one, several = (winograd.tiling(road) for road in WINOGRAD.extra_problems)
     assert not one.fused
     assert not several.fused
@@ -340,7 +340,7 @@ def test_winograds_extra_problems_share_filters_in_one_round_and_in_several() ->
 
 
 def test_winograd_is_planned_where_it_can_pay() -> None:
-    """Not with few channels; and where it pays for some images it pays for more."""
+    """Winograd is planned for enough channels, and if for some images, also for more."""
     for problem in resnet18().problems(1).values():
         if not isinstance(problem.op, Conv2d):
             assert conv.fastest(problem) is None
@@ -405,7 +405,7 @@ def test_two_threads_may_run_two_programs_at_once(backend: Backend) -> None:
 
 
 def test_threads_that_numbas_own_pool_could_not_bear_take_turns() -> None:
-    """Numba's `workqueue`, which it uses where it finds no better, ends the process if two call."""
+    """Threads take turns under Numba's `workqueue`, which two callers at once would crash."""
     code = f"""{PROGRAM}
 import threading
 weights = load_weights("synthetic", network)
@@ -444,11 +444,11 @@ stats = compiled.module("others").rectify.stats
 counts = [sum(found.values()) for found in (stats.cache_hits, stats.cache_misses)]
 print(json.dumps([out.sum().item(), *counts]))
 """
-"""Prints the sum, and how many kernels came from the cache and from the compiler."""
+"""A program that prints a sum, and how many kernels came from the cache and were compiled."""
 
 
 def rectified(cache: Path) -> tuple[list[float], str]:
-    """What `RECTIFY` prints in a process of its own, and its stderr."""
+    """The output of `RECTIFY` in a process of its own, and its stderr."""
     done = run_python(RECTIFY, env={"R18_CACHE": str(cache)})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
@@ -468,7 +468,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 
 
 def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
-    """An empty file, and one with another instruction."""
+    """Cached code that is empty, or has one bit changed, is compiled again."""
     assert rectified(tmp_path) == ([36.0, 0, 1], "")
     (path,) = tmp_path.rglob("*.numba")
     flipped = bytearray(path.read_bytes())
@@ -482,7 +482,7 @@ def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
 
 
 def test_without_a_cache_nothing_is_written_next_to_the_sources(tmp_path: Path) -> None:
-    """Numba would do that."""
+    """Without a cache folder, no file is written next to the sources, as Numba would do."""
     package = Path(compiled.__file__).parent
 
     def files() -> set[Path]:
@@ -497,7 +497,7 @@ def test_without_a_cache_nothing_is_written_next_to_the_sources(tmp_path: Path) 
 def test_changed_sources_are_compiled_into_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
 ) -> None:
-    """Numba looks at a function's own file, and not at those that it takes code from."""
+    """A change in any source gives another folder; Numba would check only a function's own file."""
     jit = compiled.module("jit")
     copy = tmp_path / "kernels"
     shutil.copytree(Path(jit.__file__).parent, copy)
@@ -523,7 +523,7 @@ def test_each_signature_is_cached_in_a_file_of_its_own(tmp_path: Path, backend: 
 
 
 class Processor:
-    """What Numba says of the processor that it compiles for."""
+    """Numba's description of the processor that it compiles for."""
 
     def __init__(self, *about: str) -> None:
         self.about = about
@@ -535,7 +535,7 @@ class Processor:
 def test_all_that_decides_the_code_is_part_of_a_file_s_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
 ) -> None:
-    """A cache folder may be shared by machines, and outlive a version."""
+    """A cache file's name has all that decides its code; machines and versions may share it."""
     cache = compiled.module("cache")
     signature = numba.float32(numba.float32)
 
@@ -608,7 +608,7 @@ except BackendUnavailable as error:
     ],
 )
 def test_openmp_is_preferred_to_tbb(variables: dict[str, str], layers: str) -> None:
-    """TBB prints a warning at a fork; what the user says is stronger."""
+    """OpenMP is preferred, as TBB warns at a fork; the user's own setting wins."""
     code = """
 import numba
 from r18_numba_cpu.compiled import vector
@@ -619,7 +619,7 @@ print(*numba.config.THREADING_LAYER_PRIORITY)
 
 
 def test_cached_code_is_loaded_without_the_compiler(tmp_path: Path) -> None:
-    """Its registries take half of a start. Code that is compiled afterwards finds them."""
+    """Cached code loads without the slow compiler, and code compiled later still works."""
     code = """
 import sys
 import numpy as np

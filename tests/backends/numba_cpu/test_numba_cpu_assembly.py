@@ -1,4 +1,4 @@
-"""What LLVM makes of the kernels that multiply, and the rates of instructions."""
+"""LLVM's code for the kernels that multiply, and the rates of instructions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def loops(backend: Backend, name: str, problem: Problem) -> tuple[Loop, ...]:
 def test_inner_loops_are_one_step_of_a_tile_each(
     backend: Backend, name: str, problem: Problem
 ) -> None:
-    """LLVM unrolls none: with twice the products of 12 rows it would spill 19 registers."""
+    """Inner loops are not unrolled: with twice the products, 12 rows would spill 19 registers."""
     found = loops(backend, name, problem)
     assert {loop.products for loop in found} >= {
         micro_kernel.VECTORS * rows for rows in range(1, micro_kernel.ROWS + 1)
@@ -78,7 +78,7 @@ def test_inner_loops_are_one_step_of_a_tile_each(
 def counting(assembly: str) -> Iterator[tuple[str, str]]:
     """The function and the label of each loop that changes a reference count.
 
-    Except of the loop over workers, which begins with the arrays of its own.
+    The loop over workers, which begins with its own arrays, is left out.
     """
     name, label, depth = "", "", 0
     for line in assembly.splitlines():
@@ -100,7 +100,7 @@ def counting(assembly: str) -> Iterator[tuple[str, str]]:
     ],
 )
 def test_no_loop_counts_references(backend: Backend, name: str) -> None:
-    """All threads would write to the same memory, for each vector of outputs."""
+    """No loop counts references, since all threads would write to the same memory."""
     code = backend.host_code(kernel(backend, name), CONV)
     assert code is not None
     assert "Depth=2" in code.assembly, "LLVM's comments say which loop is in which"
@@ -150,7 +150,7 @@ def test_every_kernel_names_its_instruction() -> None:
 
 @pytest.mark.parametrize("one", microbenchmarks.microbenchmarks(), ids=lambda one: one.what)
 def test_a_microbenchmark_computes_its_products(one: microbenchmarks.Microbenchmark) -> None:
-    """With factors of 1 and 2, of which every sum is exact."""
+    """A microbenchmark computes its products, which are exact for factors of 1 and 2."""
     workers, turns = 2, 5
     factors, sums = microbenchmarks._factors(one), microbenchmarks._sums(one, workers)
     ones_and_twos = np.array([1, 2] * (factors.size // 2), np.float32)
@@ -214,7 +214,7 @@ def test_a_microbenchmark_is_its_instruction_alone(one: microbenchmarks.Microben
 
 @only_on_x86
 def test_tiles_are_repeated_without_loads() -> None:
-    """Compiled for a Sapphire Rapids, and not run."""
+    """Tile products repeat without loads, compiled for a Sapphire Rapids and not run."""
     assembly = output_of("""
 import llvmlite.binding as binding
 found = binding.get_host_cpu_features()

@@ -1,4 +1,4 @@
-"""bfloat16 on the CPU at the edges of pairs, vectors, panels, tiles and bands, on every road.
+"""bfloat16 on the CPU at the edges of pairs, vectors, panels, tiles and bands, on every path.
 
 The same tests run each way to compute a sum: by AMX (its instructions emulated where the CPU has
 none), by `vdpbf16ps` (skipped by name where the CPU has none), and by float32's micro-kernel.
@@ -98,7 +98,7 @@ def test_windows_strides_and_padding_of_unlike_axes(backend: Backend, kernel: Ke
 def test_an_infinity_stays_in_the_windows_that_see_it(
     backend: Backend, kernel: Kernel, channels: int, window: int
 ) -> None:
-    """No pair and no tile may take it along with a weight of 0, which would make it NaN."""
+    """An infinity stays in its windows: no pair or tile multiplies it by a weight of 0."""
     op = Conv2d(channels, 33, (window, window), padding=(window // 2, window // 2))
     rng = np.random.default_rng(0)
     weight = rng.choice([-1.0, 1.0, 2.0], (33, channels, window, window)).astype(np.float32)
@@ -115,7 +115,7 @@ def test_an_infinity_stays_in_the_windows_that_see_it(
 
 
 def others() -> list[tuple[Kernel, Problem]]:
-    """The problems of all that is no convolution, around their vectors, spans and tiles."""
+    """Kernels and problems other than convolutions, around their vectors, spans and tiles."""
     return [
         (kernel, problem) for kernel in (*LINEARS, *OTHERS) for problem in problems_of(kernel.op)
     ]
@@ -197,7 +197,7 @@ asked += others()[::11]
 
 @pytest.mark.skipif(compiled.module("amx").AVAILABLE, reason="this CPU has AMX")
 def test_code_of_tiles_is_kept_for_other_processes(backend: Backend) -> None:
-    """Numba keeps none that holds an address: each process would compile the tiles' loops again."""
+    """Code with tiles is cached for other processes; Numba caches none that holds an address."""
     problem = taken(WITH_AMX[0], conv_problem(4, 4, (1, 3, 3)))
     assert problem is not None
     result(backend, WITH_AMX[0], problem)
@@ -210,7 +210,7 @@ def test_code_of_tiles_is_kept_for_other_processes(backend: Backend) -> None:
 def test_a_cpu_without_the_instructions_has_the_portable_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A kernel that is not there is refused by its name, and never replaced."""
+    """On a CPU without the instructions their kernels are refused by name, never replaced."""
     everything = Backend().kernels()  # until the CPU is known
     assert {*WITH_PAIRS, *WITH_AMX} <= set(everything)
     monkeypatch.setattr(pairs, "AVAILABLE", False)
@@ -237,7 +237,7 @@ def _integers_that_are_missing() -> tuple[str, ...]:
 
 
 def test_winograd_is_planned_where_it_can_pay() -> None:
-    """Never where the CPU has AMX; with `vdpbf16ps` where a core's cache holds it."""
+    """Winograd is never planned with AMX; with `vdpbf16ps` only if it fits a core's cache."""
     everything = tuple(KERNELS)
     with_pairs = without(everything, bfloat16.BY_AMX)
     portable = without(with_pairs, bfloat16.BY_PAIRS)

@@ -39,12 +39,12 @@ OTHERS = {
     "relayout": Problem(Relayout(Layout.NHWC, Layout.NHWC), IMAGES),
     "qrelayout": Problem(QuantizedRelayout(Layout.NHWC, Layout.NHWC, stored="int8"), IMAGES),
 }
-"""Of ops whose kernels have no edges to cross."""
+"""Problems of ops whose kernels have no edges to cross."""
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_all_that_a_kernel_does_is_captured(kernel: Kernel) -> None:
-    """Also what it writes for other inputs than those that were there at the capture."""
+    """A captured call repeats all of a kernel's work, also for inputs that changed since."""
     problem = OTHERS.get(kernel.op.name) or crossings(kernel, 1 << 14, 1 << 20)[0]
     kind = "normal" if "normal" in kinds_for(kernel, problem) else kinds_for(kernel, problem)[0]
     first, second = (make_case(kernel, problem, kind, seed, 0) for seed in (1, 2))

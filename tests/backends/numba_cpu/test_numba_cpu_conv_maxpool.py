@@ -1,4 +1,4 @@
-"""A convolution of bfloat16 with its max pooling: the bits of the two one after the other."""
+"""A bfloat16 convolution fused with its max-pooling has the bits of the two ops in turn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def backend(backend_with_tiles: Backend) -> Backend:
 
 
 def apart(backend: Backend, kernel: Kernel, problem: Problem, threads: int) -> None:
-    """On this many threads the kernel has the bits of the two ops, run one after the other."""
+    """On `threads` threads the kernel has the bits of the two ops, run one after the other."""
     case = make_case(kernel, problem, "normal", 0)
     kernels = {one.id: one for one in backend.kernels()}
     conv = kernels[kernel.id.replace(ConvMaxPool.name, Conv2d.name)]
@@ -62,7 +62,7 @@ POOLS = (
     MaxPool2d((1, 1), (3, 3)),
     MaxPool2d((4, 4), (3, 1), (2, 2)),
 )
-"""Windows that share rows, that do not, and that leave rows out."""
+"""Pooling windows that share rows, that do not, and that skip rows."""
 
 
 @each_kernel

@@ -1,4 +1,4 @@
-"""Quantised ops on the CPU: equal to the bit at every edge of a tile, in every cut, on every road.
+"""Quantised ops on the CPU: equal to the bit at every tile edge, in every blocking, on every path.
 
 The same tests run each way to compute a sum: by AMX (its instructions emulated where the CPU has
 none), by VNNI and AVX2 (skipped by name where the CPU lacks them), and portable, in float32.
@@ -49,12 +49,12 @@ from r18_oracle.judge.verdict import judge
 from r18_oracle.ops.normalize import normalization
 
 CHANNELS = (1, 3, 4, 15, 17, 31, 33, 64)
-"""Around the ends of groups (4), vectors (16) and panels (32)."""
+"""Channel counts around the ends of groups (4), vectors (16) and panels (32)."""
 
 KERNELS = {k.id.removeprefix("numba-cpu/"): k for k in Backend().kernels() if k.precision is INT8}
 ALL_CONVS = [kernel for kernel in KERNELS.values() if kernel.op is QuantizedConv2d]
 CONVS = [kernel for kernel in ALL_CONVS if "winograd" not in kernel.algorithm]
-"""Those of every problem; see test_integer_winograd.py."""
+"""The convolutions that take every problem; see test_integer_winograd.py for the others."""
 LINEARS = [kernel for kernel in KERNELS.values() if kernel.op is QuantizedLinear]
 WITH_VNNI = [kernel for kernel in KERNELS.values() if "vnni" in kernel.algorithm]
 WITH_WORDS = [kernel for kernel in KERNELS.values() if "avx2" in kernel.algorithm]
@@ -81,7 +81,7 @@ def conv_problem(
     signs: int = 0,
     bits: int = 8,
 ) -> Problem:
-    """A convolution of (N, H, W) images by a window of so many pixels, stride and padding.
+    """A convolution of (N, H, W) images by a window of (pixels, stride, padding).
 
     signs: which of image (1) and residual (2) are signed; and whether there is no ReLU (4).
     """
@@ -97,7 +97,7 @@ def conv_problem(
 def result(
     backend: Backend, kernel: Kernel, problem: Problem, kind: str = "normal", seed: int = 0
 ) -> Array:
-    """The output: equal to the reference, and nothing else is written.
+    """The output, after checking that it equals the reference and nothing else is written.
 
     A byte that was never written may be right by chance; the oracle's own checks look for those.
     """
@@ -126,7 +126,7 @@ def test_every_end_of_a_group_a_vector_and_a_panel(backend: Backend, kernel: Ker
 
 
 WINDOWS = ((3, 1, 1), (3, 2, 1), (3, 1, 0), (1, 2, 0), (3, 1, 2), (7, 2, 3))
-"""Pixels, stride and padding."""
+"""Windows as (pixels, stride, padding)."""
 
 
 @each_conv
@@ -157,8 +157,8 @@ def test_windows_strides_and_padding_of_unlike_axes(backend: Backend, kernel: Ke
 @each_conv
 @pytest.mark.parametrize("signs", range(8))
 def test_roundings_that_others_get_wrong(backend: Backend, kernel: Kernel, signs: int) -> None:
-    """All variants of edges (ties, both ends, what only a fused multiply-add changes, …), of whole
-    panels, whose sums are requantised in registers, and of part of one."""
+    """All edges (ties, both ends, what only a fused multiply-add changes, …) are right in whole
+    panels, whose sums are requantised in registers, and in part of one."""
     for outputs in (64, 40):
         problem = conv_problem(4, outputs, (1, 5, 15), signs=signs)
         for variant in range(16):
@@ -166,7 +166,7 @@ def test_roundings_that_others_get_wrong(backend: Backend, kernel: Kernel, signs
 
 
 LONGEST = 2**24 // (255 * 127)
-"""Products that float32 adds exactly."""
+"""The most products that float32 adds exactly."""
 
 
 @each_conv
@@ -185,9 +185,9 @@ LONGEST = 2**24 // (255 * 127)
 def test_the_longest_sums(
     backend: Backend, kernel: Kernel, channels: int, window: int, stored: str
 ) -> None:
-    """Of the largest products, of one sign: rounded anywhere on the way, a sum would be wrong.
+    """The longest sums of the largest products are exact; any rounding on the way would show.
 
-    Those of signed bytes are far beyond int32 on the way: 128 is added to each of them.
+    Sums of signed bytes exceed int32 on the way, since 128 is added to each byte.
     """
     conv = Conv2d(channels, 2, (window, window), bias=True)
     op = QuantizedConv2d(conv, (stored,))
@@ -206,7 +206,7 @@ def test_the_longest_sums(
 
 
 def others() -> list[tuple[Kernel, Problem]]:
-    """The problems of all that is no convolution, around their vectors, spans and tiles."""
+    """Kernels and problems other than convolutions, around their vectors, spans and tiles."""
 
     def asked(op: type[Op]) -> list[Problem]:
         images = [(n, c, h, w) for c in CHANNELS for n, h, w in ((1, 1, 1), (2, 3, 5))]
@@ -308,7 +308,7 @@ asked += others()[::11]
 
 @pytest.mark.skipif(compiled.module("amx").AVAILABLE, reason="this CPU has AMX")
 def test_code_of_tiles_is_kept_for_other_processes(backend: Backend) -> None:
-    """Numba keeps none that holds an address: each process would compile the tiles' loops again."""
+    """Code with tiles is cached for other processes; Numba caches none that holds an address."""
     result(backend, WITH_AMX[0], conv_problem(4, 4, (1, 3, 3)))
     assert emulated_tiles.kept(compiled.module("integers.implicit_gemm").implicit_gemm)
 
@@ -320,7 +320,7 @@ ENDINGS = {"HAS_VNNI": BY_VNNI, "HAS_WORDS": BY_WORDS}
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
-    """A CPU without AMX, and without what these flags of `dots` say that it has."""
+    """Make this a CPU without AMX and without the instructions of these flags of `dots`."""
     monkeypatch.setattr(compiled.module("amx"), "AVAILABLE", False)
     for flag in ENDINGS:
         monkeypatch.setattr(compiled.module("integers.dots"), flag, flag not in flags)
@@ -330,7 +330,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
 def test_a_cpu_has_the_kernels_that_it_runs(
     lacks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that is not there is refused by its name, and never replaced."""
+    """A CPU has only the kernels that it can run; others are refused by name, never replaced."""
     assert [kernel.id for kernel in (*WITH_VNNI, *WITH_WORDS)] == [
         "numba-cpu/qconv2d/implicit_gemm_vnni/int8",
         "numba-cpu/qlinear/tiled_vnni/int8",
@@ -378,7 +378,7 @@ def test_a_plan_prefers_the_widest_products(
 def test_the_conformance_suite_lists_what_the_cpu_runs(
     monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
-    """Its workers know no other kernels: they probe the backend first."""
+    """The conformance suite probes a backend before it lists kernels, as its workers do."""
     lacking(monkeypatch, "HAS_VNNI", "HAS_WORDS")
     pytestconfig.stash[plugin.CHOSEN] = ["numba-cpu"]
     try:
@@ -400,7 +400,7 @@ def test_the_conformance_suite_lists_what_the_cpu_runs(
 def test_a_register_tile_is_products_alone(
     flag: str, unsigned: type[np.integer], signed: type[np.integer], instruction: str
 ) -> None:
-    """The loop over K of a whole tile: a product for each register, and nothing spilled."""
+    """The loop over K of a whole tile has a product for each register and spills nothing."""
     dots, micro_kernel = (compiled.module(n) for n in ("integers.dots", "micro_kernel"))
     if not getattr(dots, flag):
         pytest.skip(f"this CPU has no {flag.removeprefix('HAS_')}")

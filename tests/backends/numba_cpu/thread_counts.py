@@ -8,7 +8,7 @@ from pathlib import Path
 from support import output_of
 
 HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
-"""Where a process finds the modules of these tests."""
+"""The folders in which a process finds the modules of these tests."""
 
 PROGRAM = """
 import hashlib, json, numba

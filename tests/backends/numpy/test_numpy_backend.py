@@ -57,13 +57,13 @@ BLOCKED = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def _numpy_warns_of_nothing() -> Iterator[None]:
-    """Inputs with NaN and infinity are legitimate; a library does not warn its user of them."""
+    """NumPy warns of nothing: inputs with NaN and infinity are legitimate."""
     with np.errstate(all="raise", under="ignore"):
         yield
 
 
 def run(op: Op, *arrays: Array, algorithm: str = "*", precision: str = "fp64") -> Array:
-    """A kernel of the backend on host arrays; all memory it is given begins as NaN."""
+    """The output of a kernel of the backend for host arrays; all given memory begins as NaN."""
     backend = r18_numpy.Backend()
     backend.memory = PoisonedMemory()
     problem = Problem(op, tuple(a.shape for a in arrays[: op.arity]))
@@ -80,7 +80,7 @@ def tensors(*arrays: Array) -> list[torch.Tensor]:
 
 
 def torch_conv(op: Conv2d, *arrays: Array) -> Array:
-    """PyTorch's convolution, and the epilogue in the order that the contract gives."""
+    """PyTorch's convolution, then the epilogue in the contract's order."""
     x, *rest = tensors(*arrays)
     residual = rest.pop(0) if op.residual else None
     y = F.conv2d(x, rest[0], rest[1] if op.bias else None, op.stride, op.padding)
@@ -181,8 +181,8 @@ def test_convolution_in_blocks_of_their_real_size(op: Conv2d, image: Shape) -> N
 def test_however_im2col_is_cut_it_computes_the_same(
     extents: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(images, channels, rows) of a block, up to more than there are, is a matter of speed alone:
-    the ground on which mutants of `block_extents` are judged equivalent."""
+    """Blocks of any (images, channels, rows) give the same result, and only change the speed.
+    Mutants of `block_extents` are judged equivalent on this ground."""
     monkeypatch.setattr(conv, "block_extents", lambda problem, itemsize, workers: extents)
     op = Conv2d(3, 6, (3, 2), (2, 1), (1, 1), bias=True, residual=True, relu=True)
     assert_conv_is_pytorchs(op, (5, 3, 13, 4), "im2col")
@@ -233,7 +233,7 @@ def test_a_zero_weight_times_what_is_not_finite_is_nan(algorithm: str, value: fl
 
 @ALGORITHMS
 def test_padding_is_zero_times_the_weight(algorithm: str) -> None:
-    """An infinite weight is NaN where it falls on the padding: x there is +0, not absent."""
+    """Padding counts as +0 times the weight, so an infinite weight on padding gives NaN."""
     w = np.ones((1, 1, 3, 3))
     w[0, 0, 0, 0] = np.inf
     got = run(Conv2d(1, 1, (3, 3), padding=(1, 1)), np.ones((1, 1, 3, 3)), w, algorithm=algorithm)
@@ -252,7 +252,7 @@ def test_relu_in_the_epilogue_keeps_nan(algorithm: str) -> None:
 
 @ALGORITHMS
 def test_the_epilogue_adds_before_it_clamps(algorithm: str) -> None:
-    """-3 (sum) + 1 (bias) + 5 (residual) is 3; clamped any earlier it would be more."""
+    """ReLU comes after bias and residual: −3 + 1 + 5 is 3; clamped earlier it is more."""
     op = Conv2d(1, 1, (1, 1), bias=True, residual=True, relu=True)
     one = np.ones((1, 1, 1, 1))
     got = run(op, -3 * one, 5 * one, one, np.ones(1), algorithm=algorithm)
@@ -260,7 +260,7 @@ def test_the_epilogue_adds_before_it_clamps(algorithm: str) -> None:
 
 
 def test_im2col_never_unfolds_the_whole_image() -> None:
-    """Its workspace stays near a block for each worker, far from the column matrix."""
+    """im2col's workspace stays near a block per worker, far below the column matrix."""
     backend, workers = r18_numpy.Backend(), thread_count()
     images = 8 * workers
     problem = Problem(Conv2d(64, 64, (3, 3), (1, 1), (1, 1)), ((images, 64, 56, 56),))
@@ -272,7 +272,7 @@ def test_im2col_never_unfolds_the_whole_image() -> None:
 
 
 def test_products_have_one_blas_thread_whoever_calls() -> None:
-    """Also in a thread that is not the first to ask for that, and the user's setting comes back."""
+    """Products have one BLAS thread in every calling thread, and the user's setting comes back."""
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     # SciPy, which an earlier test may have loaded, brings a library of its own.
     (library, *_) = [one for one in found if "numpy" in one.filepath] or found
@@ -321,7 +321,7 @@ def pools(draw: st.DrawFn) -> tuple[MaxPool2d, Shape]:
 def test_maxpool_is_pytorchs(
     problem: tuple[MaxPool2d, Shape], seed: int, special: float | None
 ) -> None:
-    """Bitwise, with a third of the pixels NaN or infinite."""
+    """Max-pooling is PyTorch's to the bit, with a third of the pixels NaN or infinite."""
     op, shape = problem
     x = drawn(shape, seed)
     if special is not None:
@@ -395,7 +395,7 @@ def test_linear_is_pytorchs(shape: Shape, out: int, seed: int) -> None:
 @SETTINGS
 @given(shape=ROWS, seed=SEEDS, scale=st.sampled_from([1.0, 30.0, 1e4]))
 def test_softmax_is_pytorchs(shape: Shape, seed: int, scale: float) -> None:
-    """Large logits overflow unless the maximum is taken off first."""
+    """Softmax is PyTorch's even for logits that overflow unless the maximum is subtracted."""
     x = scale * drawn(shape, seed)
     got = run(Softmax(), x)
     np.testing.assert_allclose(got, F.softmax(*tensors(x), dim=1).numpy(), rtol=1e-12, atol=1e-300)
@@ -405,7 +405,7 @@ def test_softmax_is_pytorchs(shape: Shape, seed: int, scale: float) -> None:
 @pytest.mark.parametrize("source", Layout)
 @pytest.mark.parametrize("target", Layout)
 def test_relayout_moves_every_element(source: Layout, target: Layout) -> None:
-    """`run_kernel` writes and reads logical arrays: in memory only the order changes."""
+    """Relayout only changes the order in memory: `run_kernel` reads the same logical array."""
     x = drawn((2, 3, 4, 5), 0)
     np.testing.assert_array_equal(run(Relayout(source, target), x), x)
 
@@ -516,7 +516,7 @@ def test_kernels_that_declare_in_place_give_the_same_bits_in_place(kernel: Any) 
 
 
 def test_a_kernel_that_claims_batch_invariance_keeps_it() -> None:
-    """A sample alone has the bits that it has in a batch."""
+    """A sample alone has the same bits as in a batch, for kernels that claim it."""
     x = drawn((5, 3, 9, 9), 0)
     vector = drawn((3,), 1) ** 2 + 0.5
     cases: list[tuple[Op, list[Array]]] = [
@@ -554,7 +554,7 @@ def test_a_kernel_that_claims_batch_invariance_keeps_it() -> None:
 
 
 def test_blas_has_its_threads_back_after_a_call() -> None:
-    """Also when Linear is the first to set their number aside, in a process of its own."""
+    """BLAS has its threads back after a call, even if Linear is the first to set their number."""
     script = """
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -577,8 +577,8 @@ assert counts() == before, (before, counts())
 
 
 def test_a_sum_beyond_24_bits_is_rounded_to_nearest() -> None:
-    """2²⁴ + 3 rounds up. Cut off, it would give a product that is no more than one half: of random
-    images none is so large and so close."""
+    """2²⁴ + 3 is rounded up; truncated, its product would be one half or less. No random image has
+    a sum that is so large and so close."""
     op = QuantizedGlobalAvgPool("uint8")
     x = np.full((1, 1, 512, 512), 64, np.uint8)
     x[0, 0, 0, :3] += 1

@@ -1,4 +1,4 @@
-"""What a task raises on another thread reaches the caller."""
+"""An exception of a task on another thread reaches the caller."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ULPS = 4
 
 @cache
 def network() -> nn.Module:
-    """torchvision's ResNet-18, seeded: random weights, BatchNorms measured and then disturbed."""
+    """torchvision's ResNet-18, seeded: random weights, BatchNorms measured and then perturbed."""
     torch.manual_seed(18)
     model = torchvision.models.resnet18()
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -65,7 +65,7 @@ def pixels() -> Array:
 
 @cache
 def hooked(precision: str) -> dict[str, list[Array]]:
-    """What every module of torchvision's network puts out, in the order of its calls."""
+    """The outputs of every module of torchvision's network, in the order of its calls."""
     model = copy.deepcopy(network()).to(DTYPES[precision])
     outputs: dict[str, list[Array]] = {}
 
@@ -89,7 +89,7 @@ def compiled(schedule: Schedule = SCHEDULE, **options: Any) -> Program:
 
 
 def values_of(path: str, calls: int) -> list[str]:
-    """The values behind a module's calls: a block's ReLU runs twice, the second is `relu_1`."""
+    """The values of a module's calls: a block's ReLU runs twice, the second is `relu_1`."""
     if path == "":
         return [SCHEDULE.output]
     if calls == 2:
@@ -99,7 +99,7 @@ def values_of(path: str, calls: int) -> list[str]:
 
 @pytest.mark.parametrize("precision", DTYPES)
 def test_every_module_of_torchvision_has_our_values(precision: str) -> None:
-    """Bitwise, but for `SUMMED_OTHERWISE`: those to 4 ulp of their largest element."""
+    """Values are torchvision's to the bit, and to 4 ulp of the largest for `SUMMED_OTHERWISE`."""
     program = compiled(precision=precision, taps=tuple(SCHEDULE.taps))
     program(pixels())
     compared = set()
@@ -124,7 +124,7 @@ def test_every_module_of_torchvision_has_our_values(precision: str) -> None:
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("level", FUSION_LEVELS[1:])
 def test_fused_levels_are_near_torchvision(precision: str, level: str) -> None:
-    """At every checkpoint that is left: folding rounds the weights once more."""
+    """Fused levels stay near torchvision at each checkpoint left: folding rounds weights again."""
     taps = tuple(c.name for c in fuse(SCHEDULE, level).checkpoints)
     program = compiled(precision=precision, fusion=level, taps=taps)
     program(pixels())
@@ -145,9 +145,9 @@ def test_fused_levels_are_near_torchvision(precision: str, level: str) -> None:
 @pytest.mark.parametrize("level", ["none", "all"])
 @pytest.mark.parametrize(("precision", "unit"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)])
 def test_narrow_precisions_run_and_are_near(precision: str, unit: float, level: str) -> None:
-    """Some 20 layers each round to storage: the logits are off by a few units, not by many.
+    """Narrow precisions are off by a few units: some 20 layers each round to storage.
 
-    Not a bound, which the oracle derives: it tells a narrow format from a broken one.
+    This is no bound, which the oracle derives; it distinguishes a narrow format from a broken one.
     """
     exact = hooked("fp64")[""][0]
     logits = compiled(precision=precision, fusion=level)(pixels())
@@ -175,7 +175,7 @@ def test_tf32_on_the_cpu_is_refused_with_the_reason() -> None:
 
 
 def test_the_layout_of_a_convolution_does_not_matter() -> None:
-    """Every convolution channels-last, with the relayouts that this takes."""
+    """Convolutions in channels-last, with their relayouts, give the same network."""
     program = compiled(kernels={"conv2d": "torch/conv2d/aten_nhwc/fp32"}, taps=("layer1",))
     program(pixels())
     for path, got in (("layer1", program.fetch("layer1")), ("", program.fetch())):
@@ -195,7 +195,7 @@ def run(op: Op, *arrays: Array, precision: str = "fp64") -> Array:
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16"])
 def test_the_semantics_of_what_is_not_finite(precision: str) -> None:
-    """As `r18.backend` states them; `test_numpy_backend` has the same for the other backend."""
+    """NaN and infinities behave as `r18.backend` says; `test_numpy_backend` tests NumPy's."""
     nan, inf = np.nan, np.inf
 
     def equal(got: Array, expected: Any) -> None:
@@ -227,7 +227,7 @@ def test_eps_is_inside_the_root() -> None:
 
 
 def test_the_average_of_float16_is_summed_in_float32() -> None:
-    """4096 elements near 32 sum to more than float16 holds."""
+    """Averages of float16 are summed in float32: 4096 elements near 32 exceed float16's range."""
     x = np.full((1, 1, 64, 64), 32.0)
     assert run(GlobalAvgPool(), x, precision="fp16").item() == 32
 
@@ -256,7 +256,7 @@ def test_cuda_without_a_device_is_unavailable_and_does_not_become_the_cpu(
 
 
 def test_the_faults_declared_of_cudnn_are_of_kernels_that_there_are() -> None:
-    """Each with a reason and a link, as `--r18-xfails` wants them."""
+    """Each declared fault of cuDNN names an existing kernel, a reason and a link."""
     text = (ROOT / "docs" / "backends" / "torch-cuda-xfails.toml").read_text("utf-8")
     entries = tomllib.loads(text)["xfail"]
     ids = [kernel.id for kernel in r18_torch.Backend("cuda").kernels()]

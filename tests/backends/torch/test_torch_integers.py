@@ -52,7 +52,7 @@ def test_the_network_in_integers_equals_numpys_at_every_value(bits: int, pixels:
 
 @pytest.mark.parametrize("stored", STORAGES)
 def test_the_longest_sums_of_the_largest_products_are_exact(stored: str) -> None:
-    """Rounded to float32 on the way, or computed in float32, they would be wrong."""
+    """The longest sums of the largest products are exact; float32 would round them wrong."""
     largest = 255 if stored == "uint8" else 127
     exact = largest * 127 * MOST_DEPTH
     near = np.array([3, -3, 0, 100], np.int64)
@@ -72,7 +72,7 @@ def test_the_longest_sums_of_the_largest_products_are_exact(stored: str) -> None
 
 
 def test_a_residual_is_added_to_a_rounded_product() -> None:
-    """What PyTorch itself rounds once, as `addcmul` may, gives the other integer here."""
+    """The product is rounded before the residual is added; `addcmul` may round only once."""
     rng = np.random.default_rng(0)
     count, factor = 4096, np.array([0.3], np.float32)
     sums = rng.integers(-(2**20), 2**20, count).astype(np.int32)
@@ -104,7 +104,7 @@ def test_ties_are_to_even_and_both_ends_saturate() -> None:
 
 
 def test_numbers_are_divided_by_the_scale() -> None:
-    """Multiplied by its reciprocal, some of them are the next integer."""
+    """Numbers are divided by the scale; by its reciprocal, some would round otherwise."""
     scale = np.array([0.3], np.float32)
     x = ((np.arange(-127, 127) + 0.5) * scale.astype(np.float64)).astype(np.float32)[None]
     expected = np.rint(x / scale)
@@ -113,7 +113,7 @@ def test_numbers_are_divided_by_the_scale() -> None:
 
 
 def test_cudnn_is_off_in_int8() -> None:
-    """Its transforms are not exact, whatever their format."""
+    """cuDNN is off in int8, since its transforms are not exact in any format."""
     seen = []
     for precision in (INT8, FP32):
         with _library_modes(precision):

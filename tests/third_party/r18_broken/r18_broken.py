@@ -1,3 +1,3 @@
-"""A plugin that cannot be imported, as they are found in the wild."""
+"""A plugin that fails to import, as real ones may."""
 
 raise RuntimeError("libexample.so.3: cannot open shared object file")

@@ -31,7 +31,7 @@ Arrays = tuple[Any, ...]
 
 
 class Backend(BackendBase):
-    """What the entry point names: a class that is made without arguments."""
+    """The class that the entry point names, made without arguments."""
 
     name = "example"
 
