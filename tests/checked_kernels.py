@@ -185,12 +185,7 @@ def conv2d_zeros(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 
 def conv2d_last_halo_row(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0) -> Any:
     """A convolution whose padding below the image reads as ones instead of zeros."""
     ph, pw = _two(padding)
-    image = F.pad(x, (pw, pw, ph, 0))
-    if ph:
-        image = torch.cat(
-            [image, *[x[:, :, -1:].new_ones(1).expand_as(F.pad(x[:, :, -1:], (pw, pw)))] * ph],
-            dim=2,
-        )
+    image = F.pad(F.pad(x, (pw, pw, ph, 0)), (0, 0, 0, ph), value=1.0)
     return F.conv2d(image, w, b, stride)
 
 

@@ -249,11 +249,11 @@ def _input_later(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspac
 
 
 _LATE = (
-    cheat(Add, "answers_later", "writes when it is asked no more", "completion", always(_later)),
+    cheat(Add, "answers_later", "writes after its last call", "completion", always(_later)),
     cheat(
         ReLU,
         "changes_its_input_later",
-        "writes to its input when it is asked no more",
+        "writes to its input after its last call",
         "completion state",
         always(_input_later),
     ),

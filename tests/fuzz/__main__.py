@@ -20,7 +20,9 @@ def main() -> int:
     names = [target.name for target in TARGETS]
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--files", type=int, help="Stop after so many, if the time suffices.")
+    parser.add_argument(
+        "--files", type=int, help="Stop after this number of files, or when the time is up."
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1, help="That read files side by side.")
     parser.add_argument("--targets", nargs="*", default=names, choices=names)

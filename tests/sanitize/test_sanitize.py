@@ -170,7 +170,7 @@ def several(**changes: Any) -> Request:
 
 @pytest.fixture
 def path_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
 
 
 @pytest.mark.usefixtures("path_of_tests")
