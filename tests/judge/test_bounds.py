@@ -425,7 +425,8 @@ def test_an_unknown_contract_is_an_error() -> None:
             "sum",
             ReLU(),
             (1, 3),
-            "'sum' is a contract of conv2d, linear, matmul and conv2d_maxpool2d, not of relu",
+            "'sum' is a contract of conv2d, linear, matmul, conv2d_maxpool2d and "
+            "conv2d_projection, not of relu",
         ),
         (
             "winograd_f2x2",
