@@ -137,8 +137,9 @@ class TunedNumpy(r18_numpy.Backend):
     """Prefers its direct convolution, as no measurement would."""
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        is_conv = isinstance(problem.op, Conv2d)
-        return Preferred(f"numpy/conv2d/direct/{precision}") if is_conv else None
+        if isinstance(problem.op, Conv2d):
+            return Preferred(f"numpy/conv2d/direct/{precision}")
+        return super().fastest(problem, precision)
 
 
 def test_plans_follow_the_table_and_overrides_come_first() -> None:
