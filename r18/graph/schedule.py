@@ -253,7 +253,7 @@ class Schedule:
         if not steps:
             raise ScheduleError(f"there is no step between '{first}' and '{last}'")
         values = {source, *(s.output for s in steps)}
-        convs = {s.name for s in steps}
+        read = {weight for s in steps for weight in s.weights}
         return replace(
             self,
             name=f"{self.name}[{first}:{last}]",
@@ -262,7 +262,7 @@ class Schedule:
             steps=steps,
             output=target,
             checkpoints=tuple(c for c in self.checkpoints if c.value in values),
-            folds=tuple(f for f in self.folds if f.conv in convs),
+            folds=tuple(f for f in self.folds if f.weight in read),
         )
 
 

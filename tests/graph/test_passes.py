@@ -440,6 +440,17 @@ def test_a_convolution_that_only_reads_another_is_no_sum_of_both() -> None:
     assert fuse_projection(summed) == summed
 
 
+def test_a_slice_of_the_network_with_its_projections_fused_is_a_slice() -> None:
+    """Both BatchNorms of a fused step are folded in it."""
+    part = fuse_projection(fuse(resnet18(), "all")).between("layer1", "layer2")
+    assert part == fuse_projection(fuse(resnet18().between("layer1", "layer2"), "all"))
+    assert any(isinstance(step.op, ConvProjection) for step in part.steps)
+    assert [fold.conv for fold in part.folds][1:3] == ["layer2.0.conv2", "layer2.0.downsample.0"]
+    assert {f"{fold.conv}.folded_weight" for fold in part.folds} == {
+        name for name in part.weight_specs if name.endswith(".folded_weight")
+    }
+
+
 # -- folding -----------------------------------------------------------------------------------
 
 
