@@ -147,11 +147,15 @@ class ConvProjectionSpec(SumSpec[ConvProjection]):
         slack = _slack(problem)
         n, c, h, w = problem.inputs[0]
         for multiple in MULTIPLES:
-            out = aligned(op.conv.out_channels, multiple)
-            conv = replace(op.conv, in_channels=aligned(c, multiple), out_channels=out)
-            channels = aligned(op.projection.in_channels, multiple)
-            projection = replace(op.projection, in_channels=channels, out_channels=out)
-            yield _joined(conv, (n, conv.in_channels, h, w), projection, slack)
+            out, first = aligned(op.conv.out_channels, multiple), aligned(c, multiple)
+            second = aligned(op.projection.in_channels, multiple)
+            if first % op.conv.groups or second % op.projection.groups:
+                continue
+            if out % op.conv.groups or out % op.projection.groups:
+                continue
+            conv = replace(op.conv, in_channels=first, out_channels=out)
+            projection = replace(op.projection, in_channels=second, out_channels=out)
+            yield _joined(conv, (n, first, h, w), projection, slack)
         yield from self.plainer(problem)
 
     def plainer(self, problem: Problem) -> Iterator[Problem]:
