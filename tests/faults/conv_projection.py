@@ -25,10 +25,11 @@ from faults.conv import (
 )
 from faults.fault import Fault, fault, kernel
 from faults.memory import overwrite, then, whole
+from faults.summations import tf32_cut
 from r18.backend import Array
 from r18.backend.host import HostFunction
 from r18.graph.ops import Conv2d, ConvProjection
-from r18.graph.precision import BF16, FP16, FP16X3, FP64
+from r18.graph.precision import BF16, FP16, FP16X3, FP64, TF32
 
 Arrays = tuple[Array, ...]
 
@@ -303,6 +304,13 @@ FAULTS = (
         "bound exact",
         block(projection=replace(CONV, mix=mix_in_float16, total=total_in_float16)),
         precision=FP16,
+    ),
+    _block(
+        "projection_weights_cut",
+        "cuts off the projection's tf32 weights, and declares that it rounds them",
+        "bias",
+        block(projection=replace(CONV, mix=lambda w, x: mix(tf32_cut(w), x))),
+        precision=TF32,
     ),
     _block(
         "stores_cut_off",
