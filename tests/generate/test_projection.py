@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from r18_oracle.generate.problems import fitted, problems, schedule_problems
 from r18_oracle.generate.shrink import elements, reductions, shrunk
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import judge
+from r18_oracle.ops.pairs.conv2d_projection import SHORTCUTS, windows_for
 from r18_oracle.ops.spec import Summand
 from r18_oracle.ops.table import spec_of
 from r18_oracle.search.profiles import profile
@@ -156,6 +158,39 @@ def test_drawn_problems_have_every_epilogue_window_and_remainder() -> None:
         most = max(map(math.prod, (*problem.inputs, problem.output)))
         assert most <= 4 * QUICK.max_elements
         assert problem.macs <= 4 * QUICK.max_macs
+
+
+def only_blocks(problem: Problem) -> str | None:
+    """The refusal of a kernel that is written for the blocks of ResNets."""
+    conv, shortcut = both(problem).conv, both(problem).projection
+    if (conv.kernel_size, conv.stride) not in (((3, 3), (1, 1)), ((1, 1), (1, 1))):
+        return "takes 3×3 and 1×1 windows of stride 1"
+    if (shortcut.kernel_size, shortcut.padding) != ((1, 1), (0, 0)) or shortcut.stride[0] > 2:
+        return "takes projections of 1×1 windows"
+    if conv.padding != (conv.kernel_size[0] // 2,) * 2 or len({*shortcut.stride}) > 1:
+        return "takes windows that are padded as in ResNets"
+    return multiples_of(8)(problem) or (None if conv.bias and shortcut.bias else "takes biases")
+
+
+def test_a_kernel_for_the_blocks_of_networks_is_drawn_such() -> None:
+    kernel = replace(NUMPY, refuses=only_blocks, edges=(16,), extras=frozenset())
+    assert set(windows_for(kernel)) == set(product(((3, 1, 1), (1, 1, 0)), SHORTCUTS))
+    assert windows_for(replace(NUMPY, refuses=lambda problem: "nothing")) == windows_for(NUMPY)
+    taken = [p for p in drawn(kernel, 100) if kernel.refusal(p) is None]
+    assert len(set(taken)) >= 15
+    ops = [both(p) for p in taken]
+    assert {op.conv.kernel_size for op in ops} == {(1, 1), (3, 3)}
+    assert {op.projection.stride for op in ops} == {(1, 1), (2, 2)}
+    crossed = crossings(kernel, QUICK.max_elements, QUICK.max_macs)
+    assert crossed
+    assert all(kernel.refusal(p) is None for p in crossed)
+    narrow = replace(kernel, refuses=lambda p: only_blocks(p) or _not_1x1(p))
+    assert windows_for(narrow) == tuple(((1, 1, 0), second) for second in SHORTCUTS)
+    assert {both(p).conv.kernel_size for p in SPEC.crossings(narrow, 16)} == {(1, 1)}
+
+
+def _not_1x1(problem: Problem) -> str | None:
+    return None if both(problem).conv.kernel_size == (1, 1) else "takes 1×1 windows"
 
 
 def test_edges_are_crossed_on_every_axis() -> None:
