@@ -20,6 +20,7 @@ from r18.graph.ops import (
     BatchNorm,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -99,6 +100,10 @@ def compute(op: Op, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
             return _windows(x, op, -np.inf).max(axis=(4, 5))
         case ConvMaxPool():
             return compute(op.pool, [compute(op.conv, inputs, weights)], ())
+        case ConvProjection():
+            count = len(op.conv.weights())
+            residual = compute(op.projection, inputs[1:], weights[count:])
+            return compute(op.conv, [x, residual], weights[:count])
         case GlobalAvgPool():
             return x.mean(axis=(2, 3))
         case Linear():

@@ -373,12 +373,15 @@ def _apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> list
 def _linked(
     backend: Backend, name: str, layout: Layout, links: Sequence[Link]
 ) -> list[Link] | None:
-    """The links with relayouts where one reads another layout than it is given; None: no kernel."""
+    """The links with relayouts where one reads another layout than it is given; None: no kernel.
+
+    What is given is the last input: see `Range.chains`.
+    """
     found: list[Link] = []
     for kernel, problem in links:
         wanted = input_layout(kernel, problem)
         if wanted is not layout and len(problem.inputs[0]) == 4:  # 2-d ones are row-major
-            moved = Problem(Relayout(layout, wanted), problem.inputs)
+            moved = Problem(Relayout(layout, wanted), problem.inputs[-1:])
             takers = _takers(backend, moved, name)
             if not takers:
                 return None

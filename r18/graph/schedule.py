@@ -253,7 +253,7 @@ class Schedule:
         if not steps:
             raise ScheduleError(f"there is no step between '{first}' and '{last}'")
         values = {source, *(s.output for s in steps)}
-        convs = {s.name for s in steps}
+        read = {weight for s in steps for weight in s.weights}
         return replace(
             self,
             name=f"{self.name}[{first}:{last}]",
@@ -262,7 +262,7 @@ class Schedule:
             steps=steps,
             output=target,
             checkpoints=tuple(c for c in self.checkpoints if c.value in values),
-            folds=tuple(f for f in self.folds if f.conv in convs),
+            folds=tuple(f for f in self.folds if f.weight in read),
         )
 
 
@@ -293,15 +293,21 @@ def checkpoint_names(schedule: Schedule, asked: str | Sequence[str] = "canonical
             names = [name for name in CANONICAL if name in schedule.taps]
         case "all":
             names = [name for name, value in schedule.taps.items() if value != schedule.input]
-        case str():
-            names = [name.strip() for name in asked.split(",") if name.strip()]
         case _:
-            names = list(asked)
+            names = named_in(asked)
     if not names:
         raise UsageError(f"no checkpoints of '{schedule.name}' are asked for by '{asked}'")
     place = {schedule.input: -1}
     place |= {step.output: index for index, step in enumerate(schedule.steps)}
     return sorted(dict.fromkeys(names), key=lambda name: place[schedule.value_of(name)])
+
+
+def named_in(asked: str | Sequence[str]) -> list[str]:
+    """The checkpoints that are named one by one; none for "canonical" and "all"."""
+    if isinstance(asked, str):
+        whole = asked in ("canonical", "all")
+        return [] if whole else [name.strip() for name in asked.split(",") if name.strip()]
+    return list(asked)
 
 
 __all__ = [
@@ -313,4 +319,5 @@ __all__ = [
     "Schedule",
     "Step",
     "checkpoint_names",
+    "named_in",
 ]

@@ -23,6 +23,7 @@ one of them must take the image.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -122,9 +123,13 @@ def keeping_pools(schedule: Schedule) -> dict[str, str]:
     return {step.name: "*" for step in schedule.steps if isinstance(step.op, pools)}
 
 
-def keeping_checkpoints(schedule: Schedule, options: CompileOptions) -> CompileOptions:
-    """The options with the canonical checkpoints tapped, so that a plan keeps each of them."""
-    return replace(options, taps=tuple(name for name in CANONICAL if name in schedule.taps))
+def keeping_checkpoints(
+    schedule: Schedule, options: CompileOptions, more: Collection[str] = ()
+) -> CompileOptions:
+    """The options with the canonical checkpoints, and more names of values, tapped, so that a plan
+    keeps each of them."""
+    canonical = (name for name in CANONICAL if name in schedule.taps)
+    return replace(options, taps=tuple(dict.fromkeys((*canonical, *more))))
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from r18.graph.ops import (
     Add,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Linear,
     MaxPool2d,
@@ -167,6 +168,19 @@ def test_between_a_convolution_and_its_pooling_nothing_is_stored() -> None:
     assert sum(apart) - moved_nbytes(problem, FP32) == 4 * 2 * (2 * 5 * 8 * 8)
 
 
+def test_between_a_projection_and_its_convolution_nothing_is_stored() -> None:
+    """Of the second image only the pixels under a window are read, a quarter of them."""
+    conv = Conv2d(4, 6, (3, 3), (1, 1), (1, 1), bias=True, residual=True, relu=True)
+    op = ConvProjection(conv, Conv2d(3, 6, (1, 1), (2, 2), bias=True))
+    problem = Problem(op, ((2, 4, 5, 7), (2, 3, 10, 14)))
+    read, made = 2 * 4 * 5 * 7 + 2 * 3 * 5 * 7, 2 * 6 * 5 * 7
+    weights = 6 * 4 * 9 + 6 + 6 * 3 + 6
+    assert moved_nbytes(problem, FP32) == 4 * (read + weights + made)
+    assert own_operations(problem, "sum") == 2 * problem.macs == 2 * made * (4 * 9 + 3)
+    apart = sum(moved_nbytes(part, FP32) for part in parts_of(problem))
+    assert apart - moved_nbytes(problem, FP32) == 4 * 2 * made
+
+
 def test_a_quantised_stem_of_pixels_reads_bytes_and_a_table() -> None:
     conv = QuantizedConv2d(STEM.conv, ("int8",))
     of_pixels = QuantizePixels(Normalize((0.5,) * 3, (0.25,) * 3))
@@ -214,12 +228,28 @@ def test_the_floor_of_a_network_whose_pooling_is_fused() -> None:
     assert both["fc"].operations == plain["fc"].operations
 
 
+def test_the_floor_of_a_network_whose_projections_are_fused() -> None:
+    plain = limits(resnet18(), "fp32", "all", 2, CEILINGS)
+    fused = limits(resnet18(), "fp32", "all", 2, CEILINGS, fused=["conv2d_projection"])
+    shortcuts = {f"layer{n}.0.conv2": f"layer{n}.0.downsample.0" for n in (2, 3, 4)}
+    assert set(plain) - set(fused) == set(shortcuts.values())
+    assert {name for name in fused if fused[name] != plain[name]} == set(shortcuts)
+    for (name, other), made in zip(
+        shortcuts.items(), (128 * 28 * 28, 256 * 14 * 14, 512 * 7 * 7), strict=True
+    ):
+        stored = 2 * made * 4  # written once, and read once
+        before = plain[name].nbytes + plain[other].nbytes
+        assert fused[name].nbytes == before - 2 * stored
+        assert fused[name].operations == plain[name].operations + plain[other].operations
+
+
 def test_which_ops_a_recorded_program_fuses() -> None:
     """A record's kernel ids tell which ops it fuses, by float names as floors are of floats."""
     for kernels, expected in (
         ({}, set()),
         ({"cupy/gap/tree/fp16/nhwc": 1, "cupy/linear/warp_dot/fp16": 1}, set()),
         ({"cupy/gap_linear/warp_dot/fp16/nhwc": 1}, {"gap_linear"}),
+        ({"numpy/conv2d_projection/im2col/fp32": 3}, {"conv2d_projection"}),
         ({"cupy/qgap_linear/warp_dot/int8/nhwc": 1}, {"gap_linear"}),
         ({"cupy/sgap_linear/warp_dot/fp8/nhwc": 1}, {"gap_linear"}),
         (

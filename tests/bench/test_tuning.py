@@ -38,6 +38,7 @@ from r18.graph.ops import (
     AvgPoolLinear,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -61,8 +62,10 @@ from r18.graph.quantized import (
 from r18.graph.resnet import tiny
 from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConv2d
 from r18.runtime.plan import make_plan
+from support import Array, compute
 
 SCHEDULE = tiny()
+Arrays = tuple[Array, ...]
 DEVICE = DeviceInfo("cuda", "Some GPU 7 (sm_90)")
 
 
@@ -137,8 +140,9 @@ class TunedNumpy(r18_numpy.Backend):
     """A backend that prefers its direct convolution, which no measurement would choose."""
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        is_conv = isinstance(problem.op, Conv2d)
-        return Preferred(f"numpy/conv2d/direct/{precision}") if is_conv else None
+        if isinstance(problem.op, Conv2d):
+            return Preferred(f"numpy/conv2d/direct/{precision}")
+        return super().fastest(problem, precision)
 
 
 def test_plans_follow_the_table_and_overrides_come_first() -> None:
@@ -218,7 +222,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]) -> list[l
         for launch in launches:
             assert launch.output.nbytes == 4 * np.prod(launch.problem.output)
         for before, after in pairwise(launches):
-            assert after.inputs == (before.output,)
+            assert after.inputs[-1:] == (before.output,)
         return sum(costs[launch.kernel.op.name] for launch in launches)
 
     monkeypatch.setattr(Range, "measure", cost)
@@ -390,6 +394,128 @@ def test_a_chain_gives_what_its_launches_give() -> None:
         assert got.array.tobytes() == expected.array.tobytes()
         assert np.isfinite(got.as_array(STEM.output, np.dtype(np.float32))).all()
     assert place.measure(chains, 3, 1) > 0
+
+
+BLOCK = Problem(
+    ConvProjection(
+        Conv2d(4, 6, (3, 3), (1, 1), (1, 1), bias=True, residual=True, relu=True),
+        Conv2d(3, 6, (1, 1), (2, 2), bias=True),
+    ),
+    ((2, 4, 5, 7), (2, 3, 10, 13)),
+)
+
+
+def images_last(op: Op, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    """Of NHWC, whatever the op."""
+    logical = [array.transpose(0, 3, 1, 2) for array in inputs]
+    out[...] = compute(op, logical, weights).transpose(0, 2, 3, 1)
+
+
+def blocks(convolution: Layout, fused: Layout) -> type[Pooling]:
+    """One kernel of the op of two in a layout, one of its convolutions in another."""
+    runs = {Layout.NCHW: right, Layout.NHWC: images_last}
+
+    class Blocks(Pooling):
+        def kernels(self) -> tuple[HostKernel, ...]:
+            return (
+                host(Conv2d, "plain", convolution, runs[convolution]),
+                host(ConvProjection, "whole", fused, runs[fused]),
+                host(Relayout, "transpose", Layout.NCHW),
+            )
+
+    return Blocks
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_chain_of_two_inputs_gives_what_the_kernel_of_both_does(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The projection reads the second image, and the convolution the first and its result."""
+    backend = blocks(layout, layout)()
+    conv, whole, _ = backend.kernels()
+    place, (one, other) = Range(backend, BLOCK, FP32), parts_of(BLOCK)
+    of_both = place.launches(whole)
+    count = len(other.op.weights())
+    drawn = {other.op: place._weights[:count], one.op: place._weights[count:]}
+    monkeypatch.setattr(
+        "r18.bench.tuning.prepared_at_random",
+        lambda kernel, part, rng: kernel.prepare(part, tuple(drawn[part.op])),
+    )
+    chains = place.chains([(conv, one), (conv, other)])
+    assert len(chains) == len(of_both) == 3
+    stream = backend.stream()
+    for chain, launch in zip(chains, of_both, strict=True):
+        chain.enqueue(stream)
+        launch.enqueue(stream)
+        first, second = chain.launches
+        assert first.inputs == launch.inputs[1:]
+        assert second.inputs == (launch.inputs[0], first.output)
+        got, expected = second.output, launch.output
+        assert isinstance(got, HostBuffer)
+        assert isinstance(expected, HostBuffer)
+        assert got.array.tobytes() == expected.array.tobytes()
+        values = got.as_array(layout.physical(BLOCK.output), np.dtype(np.float32))
+        assert np.unique(values).size > 100
+    assert place.measure(chains, 3, 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("convolution", "fused", "moved"),
+    [
+        (Layout.NCHW, Layout.NCHW, 0),
+        (Layout.NHWC, Layout.NCHW, 1),
+        (Layout.NCHW, Layout.NHWC, 1),
+    ],
+)
+def test_a_block_is_measured_beside_its_two_convolutions(
+    convolution: Layout, fused: Layout, moved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an image in the layout that the kernel of both reads; both costs 13 in place of 12."""
+    costs = {"conv2d_projection": 13.0, "conv2d": 6.0, "relayout": 2.0}
+    seen = measured(monkeypatch, costs)
+    found = tune(blocks(convolution, fused)(), [BLOCK], ["fp32"])
+    conv = "two/conv2d/plain/fp32"
+    assert [*["two/relayout/transpose/fp32"] * moved, conv, conv] in seen
+    whole = Preferred("two/conv2d_projection/whole/fp32")
+    assert found.best(BLOCK, "fp32") == (whole if moved else Apart())
+
+
+def test_what_a_projection_makes_is_brought_to_the_convolution_s_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And its first image, which nothing in the chain makes, is in that layout already."""
+
+    class TwoConvolutions(Pooling):
+        def kernels(self) -> tuple[HostKernel, ...]:
+            planes = replace(
+                host(Conv2d, "planes", Layout.NCHW),
+                refuses=lambda problem: "residual" if len(problem.inputs) == 2 else None,
+            )
+            last = replace(
+                host(Conv2d, "last", Layout.NHWC),
+                refuses=lambda problem: "no residual" if len(problem.inputs) == 1 else None,
+            )
+            whole = host(ConvProjection, "whole", Layout.NCHW)
+            return planes, last, whole, host(Relayout, "transpose", Layout.NCHW)
+
+    seen = measured(monkeypatch, {"conv2d_projection": 9.0, "conv2d": 3.0, "relayout": 2.0})
+    found = tune(TwoConvolutions(), [BLOCK], ["fp32"])
+    assert found.best(BLOCK, "fp32") == Apart()
+    planes, moved, last = "conv2d/planes", "relayout/transpose", "conv2d/last"
+    assert [f"two/{name}/fp32" for name in (planes, moved, last)] in seen
+
+
+def test_the_command_measures_projections(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    done = r18(
+        *("tune", "--backend", "numpy", "--network", "tiny", "--batch", 2),
+        *("--steps", "layer2.0.conv2", "--out", path),
+    )
+    assert done.code == 0, done.err
+    found = read_table(path).choices["fp32"]
+    (fused,) = (p for p in found if p.startswith("conv2d+bias+residual+relu+conv2d+bias("))
+    assert found[fused][2].kernel in {"numpy/conv2d_projection/im2col/fp32", APART}
+    assert len(found) == 2
 
 
 def test_the_command_measures_what_a_plan_may_fuse(tmp_path: Path) -> None:

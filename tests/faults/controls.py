@@ -30,6 +30,7 @@ from r18.graph.ops import (
     BatchNorm,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -81,6 +82,7 @@ def controls() -> tuple[HostKernel, ...]:
         *others(),
         *normalizations(),
         *convolutions_pooled(),
+        *convolutions_projected(),
         *classifiers(),
         *scaled.CONTROLS,
     )
@@ -149,15 +151,15 @@ def summed(
     stored: Precision | None = None,
     bias_first: bool = False,
 ) -> Compute:
-    """A convolution or linear whose products are summed by `total`.
+    """A convolution, linear, or convolution with its projection, whose products are summed by
+    `total`.
 
     factors: the rounding of factors. stored: the precision that the sum is stored in before the
     epilogue. bias_first: begin with bias and residual instead of ending with them.
     """
 
     def compute(op: Any, inputs: Arrays, weights: Arrays) -> Array:
-        x, taps, shape = _columns(op, inputs[0])
-        w = weights[0].reshape(len(weights[0]), -1)
+        x, w, taps, shape = _products(op, inputs, weights)
         if factors is not None:
             x, w = factors(x), factors(w)
         addends = _addends(op, inputs, weights)
@@ -177,19 +179,35 @@ def summed(
     return compute
 
 
-def _columns(op: Conv2d | Linear | MatMul, x: Array) -> tuple[Array, int, tuple[int, ...]]:
-    """The inputs of each output (K, P), the taps a channel, and P's shape: (N, OH, OW) or (N,)."""
+Sum = Conv2d | ConvProjection | Linear | MatMul
+
+
+def _products(
+    op: Sum, inputs: Arrays, weights: Arrays
+) -> tuple[Array, Array, int, tuple[int, ...]]:
+    """The inputs of each output (K, P), its weights (O, K), the taps a channel, and P's shape:
+    (N, OH, OW) or (N,). A projection's inputs and weights follow the convolution's.
+    """
+    if isinstance(op, ConvProjection):
+        count = len(op.conv.weights())
+        x, w, _, shape = _products(op.conv, inputs[:1], weights)
+        z, v, _, _ = _products(op.projection, inputs[1:], weights[count:])
+        return np.concatenate([x, z]), np.concatenate([w, v], axis=1), 1, shape
+    w = weights[0].reshape(len(weights[0]), -1)
     if isinstance(op, Linear | MatMul):
-        return np.ascontiguousarray(x.T), 1, (len(x),)
-    found = odd.windows(op, x, 0.0)
+        return np.ascontiguousarray(inputs[0].T), w, 1, (len(inputs[0]),)
+    found = odd.windows(op, inputs[0], 0.0)
     n, _, oh, ow, kh, kw = found.shape
-    return found.transpose(1, 4, 5, 0, 2, 3).reshape(op.depth, -1), kh * kw, (n, oh, ow)
+    x = found.transpose(1, 4, 5, 0, 2, 3).reshape(op.depth, -1)
+    return x, w, kh * kw, (n, oh, ow)
 
 
-def _addends(op: Conv2d | Linear | MatMul, inputs: Arrays, weights: Arrays) -> Arrays:
-    """Bias (O, 1) and residual (O, P), if there are any."""
+def _addends(op: Sum, inputs: Arrays, weights: Arrays) -> Arrays:
+    """Biases (O, 1) and residual (O, P), if there are any."""
     if isinstance(op, MatMul):
         return ()
+    if isinstance(op, ConvProjection):
+        return tuple(weight[:, None] for weight in weights if weight.ndim == 1)
     bias = (weights[1][:, None],) if isinstance(op, Linear) or op.bias else ()
     if isinstance(op, Conv2d) and op.residual:
         return (*bias, inputs[1].transpose(1, 0, 2, 3).reshape(op.out_channels, -1))
@@ -645,6 +663,57 @@ def convolutions_pooled() -> tuple[HostKernel, ...]:
             FP16X3,
             odd.epilogue_last(summed(sums.split(_UNIT)), rows),
             truncates=True,
+        ),
+    )
+
+
+def convolutions_projected() -> tuple[HostKernel, ...]:
+    """Convolutions and the projections of their residuals in one sum, or in two."""
+    fused = partial(control, ConvProjection, batch_invariant=True, edges=(4, 8, 16))
+    forward, backward = sums.in_order(sums.forward), sums.in_order(sums.backward)
+    names = ("sum_shuffled", "sum_bias_first", "sum_ascending", "kahan", "pairwise", "blocked_8")
+    return (
+        *(fused(name, FP32, ODD_SUMS[name][0], **ODD_SUMS[name][1]) for name in names),
+        fused("two_sums", FP32, odd.projected(summed(sums.fused(sums.forward)), summed(backward))),
+        fused(
+            "one_after_the_other",
+            FP32,
+            odd.projected(summed(forward), summed(backward, bias_first=True)),
+            layout=Layout.NHWC,
+        ),
+        fused("unfused", FP32, summed(backward, stored=FP32), stored_sum=True),
+        fused("sum_flushed", FLUSHED, summed(sums.flushed)),
+        fused("flushed_pairs", FLUSHED_BF16, summed(sums.flushed_pairs)),
+        fused("sum_reversed", FP64, summed(backward)),
+        fused("sum_shuffled", FP16, summed(sums.in_order(sums.shuffled))),
+        fused("two_sums", FP16, odd.projected(summed(backward), summed(sums.pairwise))),
+        fused("unfused", FP16, summed(forward, stored=FP16), stored_sum=True),
+        fused("tensor_core_16", FP16, summed(_UNIT), truncates=True),
+        fused("tensor_core_4", BF16, summed(sums.tensor_core(4), bias_first=True), truncates=True),
+        fused(
+            "tensor_core_split_k",
+            BF16,
+            summed(sums.blocked(4, sums.tensor_core(8))),
+            truncates=True,
+            blocks=4,
+        ),
+        fused("sum_forward", TF32, summed(forward, factors=sums.tf32_nearest)),
+        fused(
+            "tensor_core_8",
+            TF32,
+            summed(sums.tensor_core(8, 1), factors=sums.tf32_cut),
+            truncates=True,
+        ),
+        fused(
+            "tensor_core_to_tf32",
+            TF32,
+            leaving(sums.tf32_away, summed(_UNIT, factors=sums.tf32_cut)),
+            truncates=True,
+            output="tf32",
+        ),
+        *(
+            fused(name, FP16X3, SPLIT_SUMS[name][0], **SPLIT_SUMS[name][1])
+            for name in ("split_reversed", "split_tensor_core_16", "split_promoted", "split_k_4")
         ),
     )
 

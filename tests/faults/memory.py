@@ -246,7 +246,7 @@ def _poke(array: Array, offset: int, nbytes: int = 4) -> None:
     ctypes.memset(array.ctypes.data + offset, 0, nbytes)
 
 
-def _overwrite(array: Array) -> None:
+def overwrite(array: Array) -> None:
     """Zero the first non-zero byte of a read-only array."""
     flat = array.reshape(-1).view(np.uint8)
     used = np.flatnonzero(flat)
@@ -296,14 +296,14 @@ _WRITES = (
         "input_overwritten",
         "the first pixel that is not zero is changed",
         "inputs_unchanged",
-        then(RELU, lambda x, w, out, scratch: _overwrite(x[0])),
+        then(RELU, lambda x, w, out, scratch: overwrite(x[0])),
     ),
     fault(
         Conv2d,
         "weight_overwritten",
         "the first weight that is not zero is changed",
         "inputs_unchanged",
-        then(CONV, lambda x, w, out, scratch: _overwrite(w[0])),
+        then(CONV, lambda x, w, out, scratch: overwrite(w[0])),
     ),
 )
 

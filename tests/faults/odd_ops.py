@@ -21,6 +21,7 @@ from r18.graph.ops import (
     BatchNorm,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Layout,
     MaxPool2d,
@@ -219,6 +220,17 @@ def pooled(conv: Compute, pool: Compute) -> Compute:
 
     def compute(op: ConvMaxPool, inputs: Arrays, weights: Arrays) -> Array:
         return pool(op.pool, (conv(op.conv, inputs, weights),), ())
+
+    return compute
+
+
+def projected(projection: Compute, conv: Compute) -> Compute:
+    """A projection, and the convolution that adds it."""
+
+    def compute(op: ConvProjection, inputs: Arrays, weights: Arrays) -> Array:
+        count = len(op.conv.weights())
+        residual = projection(op.projection, inputs[1:], weights[count:])
+        return conv(op.conv, (inputs[0], residual), weights[:count])
 
     return compute
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from r18.graph.ops import OPS, Add, Conv2d, Op, Problem, ReLU
+from r18.graph.ops import OPS, Add, Conv2d, ConvProjection, Op, Problem, ReLU
 from r18.graph.resnet import tiny
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.problems import schedule_problems
@@ -25,8 +27,11 @@ def test_what_fails_always_is_shrunk_to_one_output(op: type[Op]) -> None:
     for problem in (p for p in EVERYTHING if type(p.op) is op):
         least = shrunk(problem, lambda candidate: True, never)
         assert type(least.op) is op
-        assert set(least.inputs[0]) == {1}
+        assert {extent for shape in least.inputs for extent in shape} == {1}
         assert len(least.inputs[0]) == len(problem.inputs[0])
+        if isinstance(least.op, ConvProjection):
+            plain = Conv2d(1, 1, (1, 1))
+            assert least.op == ConvProjection(replace(plain, residual=True), plain)
         assert elements(least) <= elements(problem)
 
 

@@ -17,7 +17,15 @@ from faults.conv_maxpool import FAULTS, TILE, TWINS
 from pooling_backends import Pooling, pooled, stem_alone
 from r18.backend import RoundingContract
 from r18.backend.host import HostKernel
-from r18.graph.ops import AvgPoolLinear, Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
+from r18.graph.ops import (
+    AvgPoolLinear,
+    Conv2d,
+    ConvMaxPool,
+    ConvProjection,
+    MaxPool2d,
+    Problem,
+    parts_of,
+)
 from r18.graph.precision import FP16, FP32, Precision
 from r18.graph.resnet import resnet18, tiny
 from r18_oracle.cases import Case
@@ -326,12 +334,13 @@ def test_a_right_kernel_for_one_stem_passes(twin: HostKernel) -> None:
     assert report.network_problems == 1
 
 
-def test_the_network_s_stem_comes_last_and_nobody_must_take_it() -> None:
+def test_the_network_s_pairs_come_last_and_nobody_must_take_them() -> None:
     every = schedule_problems(resnet18(), (1, 8))
-    fused = [p for p in every if isinstance(p.op, ConvMaxPool | AvgPoolLinear)]
-    assert [p.batch for p in fused] == [1, 1, 8, 8]
-    assert list(every[-4:]) == fused
-    assert [p.output for p in fused[:2]] == [(1, 64, 56, 56), (1, 1000)]
+    fused = [p for p in every if isinstance(p.op, ConvMaxPool | ConvProjection | AvgPoolLinear)]
+    assert [p.batch for p in fused] == [1] * 5 + [8] * 5
+    assert list(every[-10:]) == fused
+    blocks = [(1, 128, 28, 28), (1, 256, 14, 14), (1, 512, 7, 7)]
+    assert [p.output for p in fused[:5]] == [(1, 64, 56, 56), *blocks, (1, 1000)]
     assert uncovered(r18_numpy.Backend(), tiny(), (1,)) == []
     assert uncovered(Pooling(), tiny(), (1,)) == []
 

@@ -19,6 +19,7 @@ from r18.graph.ops import (
     BatchNorm,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -364,6 +365,124 @@ def test_a_convolution_with_its_pooling_refuses_what_either_refuses() -> None:
         ConvMaxPool(Conv2d(3, 8, (3, 3)), MaxPool2d((3, 3), (1, 1))).infer((1, 3, 4, 9))
     with pytest.raises(ShapeError, match="relu has no parts"):
         parts_of(Problem(ReLU(), ((1, 2),)))
+
+
+ADDS = Conv2d(4, 8, (3, 5), (2, 1), (1, 2), bias=True, residual=True, relu=True)
+SHORTCUT = Conv2d(3, 8, (1, 2), (2, 3), bias=True)
+BLOCK = ConvProjection(ADDS, SHORTCUT)
+IMAGES = (2, 4, 5, 6), (2, 3, 6, 18)
+
+
+def test_a_convolution_with_its_projection_is_one_op_of_two() -> None:
+    problem = Problem(BLOCK, IMAGES)
+    assert BLOCK.label == "conv2d+bias+residual+relu+conv2d+bias"
+    assert BLOCK.name == "conv2d_projection"
+    assert BLOCK.optional
+    assert (BLOCK.arity, BLOCK.relu, BLOCK.depth) == (2, True, 4 * 3 * 5 + 3 * 2)
+    assert problem.output == (2, 8, 3, 6) == SHORTCUT.infer(IMAGES[1])
+    assert problem.macs == 2 * 8 * 3 * 6 * BLOCK.depth
+    assert problem.macs == ADDS.macs(IMAGES[0], problem.output) + SHORTCUT.macs(IMAGES[1])
+    assert parts_of(problem) == (
+        Problem(SHORTCUT, IMAGES[1:]),
+        Problem(ADDS, (IMAGES[0], problem.output)),
+    )
+    assert BLOCK.parts == tuple(part.op for part in parts_of(problem))
+    assert str(problem) == (
+        "conv2d+bias+residual+relu+conv2d+bias(in_channels=4, out_channels=8, kernel_size=3×5, "
+        "stride=2×1, padding=1×2; in_channels=3, out_channels=8, kernel_size=1×2, stride=2×3, "
+        "padding=0×0) 2×4×5×6, 2×3×6×18 → 2×8×3×6"
+    )
+
+
+def test_weights_of_a_projection_follow_the_convolution_s() -> None:
+    found = BLOCK.weights()
+    roles = ("weight", "bias", "projection_weight", "projection_bias")
+    assert tuple(spec.role for spec in found) == roles
+    shapes = [(8, 4, 3, 5), (8,), (8, 3, 1, 2), (8,)]
+    assert [spec.shape for spec in found] == shapes
+    assert [spec.kind for spec in found] == ["conv_weight", "conv_bias"] * 2
+    bare = dataclasses.replace(SHORTCUT, bias=False)
+    roles = tuple(spec.role for spec in ConvProjection(ADDS, bare).weights())
+    assert roles == ("weight", "bias", "projection_weight")
+    bare = dataclasses.replace(ADDS, bias=False)
+    roles = tuple(spec.role for spec in ConvProjection(bare, SHORTCUT).weights())
+    assert roles == ("weight", "projection_weight", "projection_bias")
+
+
+def test_pixels_that_a_projection_steps_over_are_not_read() -> None:
+    """Of rows 0 to 5 the first, third and fifth; of columns 0 to 17 two of each three."""
+    assert BLOCK.covered(*IMAGES) == (2 * 4 * 5 * 6, 2 * 3 * 3 * 12)
+    reads = SHORTCUT.covered(IMAGES[1]), ADDS.covered(IMAGES[0], (2, 8, 3, 6))
+    assert reads == ((2 * 3 * 3 * 12,), (2 * 4 * 5 * 6, 2 * 8 * 3 * 6))
+
+
+def test_extras_of_a_projection_are_those_of_either_convolution() -> None:
+    assert not BLOCK.extras
+    grouped = dataclasses.replace(ADDS, groups=2)
+    assert ConvProjection(grouped, SHORTCUT).extras == {"groups": "2"}
+    dilated = dataclasses.replace(SHORTCUT, dilation=(1, 2))
+    assert ConvProjection(grouped, dilated).extras == {"groups": "2", "dilation": "1×2"}
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (
+            lambda: ConvProjection(ADDS, ReLU()),  # type: ignore[arg-type]
+            "conv2d_projection is made of two Conv2d, got Conv2d and ReLU",
+        ),
+        (
+            lambda: ConvProjection(ReLU(), SHORTCUT),  # type: ignore[arg-type]
+            "conv2d_projection is made of two Conv2d, got ReLU and Conv2d",
+        ),
+        (
+            lambda: ConvProjection(SHORTCUT, SHORTCUT),
+            "conv2d_projection: the convolution adds a residual, got conv2d+bias",
+        ),
+        (
+            lambda: ConvProjection(ADDS, dataclasses.replace(SHORTCUT, relu=True)),
+            "conv2d_projection: the projection has neither residual nor ReLU, got conv2d+bias+relu",
+        ),
+        (
+            lambda: ConvProjection(ADDS, dataclasses.replace(SHORTCUT, residual=True)),
+            "conv2d_projection: the projection has neither residual nor ReLU, "
+            "got conv2d+bias+residual",
+        ),
+        (
+            lambda: ConvProjection(ADDS, dataclasses.replace(SHORTCUT, out_channels=7)),
+            "conv2d_projection: convolution and projection have as many output channels, got "
+            "8 and 7",
+        ),
+        (
+            lambda: BLOCK.infer(IMAGES[0]),
+            "conv2d+bias+residual+relu+conv2d+bias takes 2 input(s), got 1",
+        ),
+        (
+            lambda: BLOCK.infer(IMAGES[0], (3, 6, 18)),
+            "conv2d+bias+residual+relu+conv2d+bias takes 4-d inputs, got shape (3, 6, 18)",
+        ),
+        (
+            lambda: BLOCK.infer(IMAGES[0], (2, 4, 6, 18)),
+            "conv2d+bias: expected 3 channels, got (2, 4, 6, 18)",
+        ),
+        (
+            lambda: BLOCK.infer((2, 3, 5, 6), IMAGES[1]),
+            "conv2d+bias+residual+relu: expected 4 channels, got (2, 3, 5, 6)",
+        ),
+        (
+            lambda: BLOCK.infer(IMAGES[0], (2, 3, 4, 18)),
+            "conv2d+bias+residual+relu: residual is (2, 8, 2, 6), the output is (2, 8, 3, 6)",
+        ),
+        (
+            lambda: BLOCK.macs(IMAGES[0], (1, 3, 6, 18)),
+            "conv2d+bias+residual+relu: residual is (1, 8, 3, 6), the output is (2, 8, 3, 6)",
+        ),
+    ],
+)
+def test_a_convolution_with_its_projection_refuses_what_does_not_fit(made: Any, said: str) -> None:
+    with pytest.raises(ShapeError) as failure:
+        made()
+    assert str(failure.value) == said
 
 
 def test_pooling_with_its_linear_layer_is_one_op_of_two() -> None:

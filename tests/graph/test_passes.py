@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import r18_numpy
 from r18.backend import CompileOptions
 from r18.errors import UsageError, WeightsError
-from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, ReLU
+from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, ConvProjection, MaxPool2d, ReLU
 from r18.graph.passes import (
     FUSION_LEVELS,
     fold_batchnorm,
@@ -22,9 +22,10 @@ from r18.graph.passes import (
     fuse,
     fuse_conv_relu,
     fuse_pool,
+    fuse_projection,
     fuse_residual,
 )
-from r18.graph.resnet import resnet, resnet18, tiny
+from r18.graph.resnet import network, resnet, resnet18, tiny
 from r18.graph.schedule import CANONICAL, Checkpoint, Schedule, Step
 from support import Array, images, random_weights, run_schedule
 
@@ -318,6 +319,136 @@ def test_a_slice_of_the_network_fuses_like_the_network() -> None:
     part = fuse(resnet18().between("layer1", "layer2"), "all")
     assert part.steps == whole.steps
     assert part.folds == whole.folds
+
+
+# -- projections -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "blocks"),
+    [
+        ("resnet18", "conv2", (2, 3, 4)),
+        ("resnet50", "conv3", (1, 2, 3, 4)),
+        ("tiny", "conv2", (2, 3, 4)),
+    ],
+)
+def test_the_last_convolution_of_a_block_takes_its_projection(
+    name: str, last: str, blocks: tuple[int, ...]
+) -> None:
+    """A basic block's second, and a bottleneck's third; the first block of a stage has one."""
+    plain = fuse(network(name), "all")
+    fused = fuse_projection(plain)
+    steps = [step for step in fused.steps if isinstance(step.op, ConvProjection)]
+    assert [step.name for step in steps] == [f"layer{n}.0.{last}" for n in blocks]
+    for step in steps:
+        shortcut = plain.step(step.name.replace(last, "downsample.0"))
+        conv = plain.step(step.name)
+        assert step.op == ConvProjection(conv.op, shortcut.op)  # type: ignore[arg-type]
+        assert step.inputs == (conv.inputs[0], *shortcut.inputs)
+        assert step.weights == (*conv.weights, *shortcut.weights)
+        assert len(step.weights) == len(step.op.weights())
+        assert step.output == conv.output
+    rest = [step for step in fused.steps if step not in steps]
+    projections = {step.name.replace(last, "downsample.0") for step in steps}
+    assert rest == [
+        step
+        for step in plain.steps
+        if step.name not in projections and step.name not in {s.name for s in steps}
+    ]
+    assert (fused.level, fused.folds, fused.macs) == ("all", plain.folds, plain.macs)
+    assert fused.shapes(3)[fused.output] == plain.shapes(3)[plain.output]
+    gone = [c.name for c in plain.checkpoints if c not in fused.checkpoints]
+    assert gone == [f"layer{n}.0.downsample" for n in blocks]
+    values = {f"layer{n}.0.downsample.1" for n in blocks}
+    assert set(plain.taps) - set(fused.taps) == {*gone, *values}
+    assert fuse_projection(fused) == fused
+
+
+def test_whether_the_projection_is_taken_is_asked() -> None:
+    plain = fuse(resnet18(), "all")
+    asked: list[tuple[Step, Step]] = []
+
+    def third(fused: Step, projection: Step) -> bool:
+        asked.append((fused, projection))
+        return fused.name == "layer3.0.conv2"
+
+    fused = fuse_projection(plain, third)
+    assert [p.name for _, p in asked] == [f"layer{n}.0.downsample.0" for n in (2, 3, 4)]
+    assert asked[0] == (
+        fuse_projection(plain).step("layer2.0.conv2"),
+        plain.step("layer2.0.downsample.0"),
+    )
+    assert [s.name for s in fused.steps if isinstance(s.op, ConvProjection)] == ["layer3.0.conv2"]
+    assert fuse_projection(plain, lambda fused, projection: False) == plain
+
+
+@pytest.mark.parametrize("level", FUSION_LEVELS)
+def test_a_fused_projection_computes_the_same(level: str) -> None:
+    """At the highest level alone convolutions add residuals."""
+    bottlenecks = resnet(blocks=(1, 1), width=8, classes=5, image_size=32, block="bottleneck")
+    for plain in (tiny(), bottlenecks):
+        fused = fuse_projection(fuse(plain, level))
+        found = any(isinstance(step.op, ConvProjection) for step in fused.steps)
+        assert found == (level == "all")
+        assert_same_numbers(plain, fused)
+
+
+def shortcut(*more: Step) -> Schedule:
+    """A convolution that adds what another, `p`, makes of the image; and steps behind it."""
+    return network_of(conv("c", "image"), conv("p", "image"), add("a", "c", "p"), *more)
+
+
+def test_either_side_of_a_sum_of_two_convolutions_may_be_the_projection() -> None:
+    summed = fuse_residual(shortcut(relu("end", "a")))
+    assert [s.op.label for s in summed.steps] == ["conv2d", "conv2d+residual", "relu"]
+    fused = fuse_projection(summed)
+    assert [s.op.label for s in fused.steps] == ["conv2d+residual+conv2d", "relu"]
+    assert_same_numbers(shortcut(relu("end", "a")), fused)
+
+
+def test_a_projection_with_another_reader_stays() -> None:
+    for more in ((add("end", "a", "c"),), (add("end", "a", "p"),)):
+        summed = fuse_residual(shortcut(*more))
+        assert fuse_projection(summed) == summed
+    plain = fuse_residual(shortcut())
+    first = plain.steps[0].output
+    stated = Schedule("custom", (4, 5, 5), plain.steps, (), output=first)
+    assert fuse_projection(stated) == stated
+
+
+def test_a_residual_that_is_no_bare_convolution_s_stays() -> None:
+    """One with a ReLU, one with a residual of its own, and one that nothing made."""
+    with_relu = network_of(
+        conv("c", "image"), conv("p", "image"), relu("r", "p"), add("a", "c", "r")
+    )
+    summed = fuse_residual(fuse_conv_relu(with_relu))
+    assert [s.op.label for s in summed.steps] == ["conv2d+relu", "conv2d+residual"]
+    assert fuse_projection(summed) == summed
+    twice = network_of(
+        conv("q", "image"), add("s", "q", "image"), conv("c", "image"), add("a", "c", "s")
+    )
+    summed = fuse_residual(twice)
+    assert [s.op.label for s in summed.steps] == ["conv2d+residual"] * 2
+    assert fuse_projection(summed) == summed
+
+
+def test_a_convolution_that_only_reads_another_is_no_sum_of_both() -> None:
+    """Its first input is what the other makes, and its residual the image."""
+    chain = network_of(conv("p", "image"), conv("c", "p"), add("a", "c", "image"))
+    summed = fuse_residual(chain)
+    assert [s.op.label for s in summed.steps] == ["conv2d", "conv2d+residual"]
+    assert fuse_projection(summed) == summed
+
+
+def test_a_slice_of_the_network_with_its_projections_fused_is_a_slice() -> None:
+    """Both BatchNorms of a fused step are folded in it."""
+    part = fuse_projection(fuse(resnet18(), "all")).between("layer1", "layer2")
+    assert part == fuse_projection(fuse(resnet18().between("layer1", "layer2"), "all"))
+    assert any(isinstance(step.op, ConvProjection) for step in part.steps)
+    assert [fold.conv for fold in part.folds][1:3] == ["layer2.0.conv2", "layer2.0.downsample.0"]
+    assert {f"{fold.conv}.folded_weight" for fold in part.folds} == {
+        name for name in part.weight_specs if name.endswith(".folded_weight")
+    }
 
 
 # -- folding -----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from r18.graph.ops import (
     BatchNorm,
     Conv2d,
     ConvMaxPool,
+    ConvProjection,
     GlobalAvgPool,
     Linear,
     MatMul,
@@ -428,7 +429,8 @@ def test_an_unknown_contract_is_an_error() -> None:
             "sum",
             ReLU(),
             (1, 3),
-            "'sum' is a contract of conv2d, linear, matmul and conv2d_maxpool2d, not of relu",
+            "'sum' is a contract of conv2d, linear, matmul, conv2d_maxpool2d and "
+            "conv2d_projection, not of relu",
         ),
         (
             "winograd_f2x2",
@@ -478,6 +480,19 @@ def classifier(shape: tuple[int, ...], outputs: int) -> Problem:
     return Problem(AvgPoolLinear(Linear(shape[1], outputs)), (shape,))
 
 
+def projected(conv: Conv2d, shortcut: Conv2d, image: tuple[int, ...]) -> Problem:
+    """Of the smallest second image that gives the projection as many outputs."""
+    n, _, *outputs = conv.infer(image)
+    extents = (
+        (out - 1) * stride + window - 2 * padding
+        for out, stride, window, padding in zip(
+            outputs, shortcut.stride, shortcut.kernel_size, shortcut.padding, strict=True
+        )
+    )
+    op = ConvProjection(replace(conv, residual=True), shortcut)
+    return Problem(op, (image, (n, shortcut.in_channels, *extents)))
+
+
 # -- never exceeded ----------------------------------------------------------------------------
 
 
@@ -495,6 +510,13 @@ def large_problems(kernel: HostKernel) -> tuple[Problem, ...]:
             return (
                 Problem(ConvMaxPool(some, pools[0]), ((4, 4, 32, 32),)),
                 Problem(ConvMaxPool(stem, pools[1]), ((4, 3, 33, 46),)),
+            )
+        case "conv2d_projection":
+            some = Conv2d(4, 8, (3, 3), (1, 1), (1, 1), bias=True)
+            wide = Conv2d(64, 32, (1, 1), bias=True, relu=True)
+            return (
+                projected(some, Conv2d(3, 8, (1, 1), (2, 2), bias=True), (4, 4, 24, 24)),
+                projected(wide, Conv2d(96, 32, (1, 1), (2, 2), bias=True), (1, 64, 5, 5)),
             )
         case "sconv2d":
             some = ScaledConv2d(Conv2d(4, 8, (3, 3), (1, 1), (1, 1), bias=True))
@@ -601,6 +623,11 @@ def small_problem(kernel: HostKernel, rng: np.random.Generator) -> Problem:
             conv = Conv2d(c, 3, (2, 3), (1, 1), (1, 0), bias, False, relu)
             pool = MaxPool2d((2, 3), (2, 1), (1, 1) if padded else (0, 0))
             return Problem(ConvMaxPool(conv, pool), ((n, c, image[2] + 2, image[3] + 2),))
+        case "conv2d_projection":
+            first, second, relu = (bool(b) for b in rng.integers(0, 2, 3))
+            conv = Conv2d(c, 3, (2, 3), (1, 1), (1, 0), first, relu=relu)
+            shortcut = Conv2d(int(rng.integers(1, 9)), 3, (1, 2), (2, 1), (0, 1), second)
+            return projected(conv, shortcut, image)
         case "linear":
             return dot(8 * c, 5, n)
         case "matmul":

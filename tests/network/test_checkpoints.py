@@ -490,7 +490,7 @@ def test_right_steps_in_a_wrong_program(corrupt: Callable[[Array], None]) -> Non
     assert by_name["layer2"].loss.ratio > 100
     (finding,) = report.findings
     assert finding.details["checkpoint"] == "layer2"
-    assert "each of the 3 steps since the previous checkpoint keeps its bound" in finding.message
+    assert "each of the 2 steps since the previous checkpoint keeps its bound" in finding.message
     assert "combined" in finding.message
     assert finding.coordinate == by_name["layer2"].loss.coordinate
 

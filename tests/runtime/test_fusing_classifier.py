@@ -17,7 +17,15 @@ from quantised_weights import quantised_weights
 from r18.backend import Apart, Backend, CompileOptions, Fastest, Kernel, Problem
 from r18.errors import NoKernel, UsageError
 from r18.graph.ops import AvgPoolLinear
-from r18.graph.passes import FUSION_LEVELS, fuse, fuse_classifier, fuse_ops, fuse_pairs, fuse_pool
+from r18.graph.passes import (
+    FUSION_LEVELS,
+    fuse,
+    fuse_classifier,
+    fuse_ops,
+    fuse_pairs,
+    fuse_pool,
+    fuse_projection,
+)
 from r18.graph.quantize import quantized
 from r18.graph.quantized import QuantizedAvgPoolLinear
 from r18.graph.resnet import resnet, tiny
@@ -194,20 +202,21 @@ def test_the_passes_keep_names_weights_and_work() -> None:
         assert [c.name for c in plain.checkpoints if c not in fused.checkpoints] == ["gap"]
         assert fuse_classifier(fused) == fused
         assert fuse_classifier(plain, lambda step, pool: False) == plain
-        assert fuse_pairs(plain) == fuse_classifier(fuse_pool(plain))
+        assert fuse_pairs(plain) == fuse_classifier(fuse_projection(fuse_pool(plain)))
         assert fuse_ops(plain, {step.op.name}) == fused
         assert fuse_ops(plain, ()) == plain
 
 
-def test_the_pass_asks_with_the_pooling() -> None:
+def test_the_passes_ask_with_the_other_step() -> None:
     asked: list[tuple[str, str]] = []
 
-    def wanted(fused: object, pool: object) -> bool:
-        asked.append((fused.name, pool.name))  # type: ignore[attr-defined]
+    def wanted(fused: object, other: object) -> bool:
+        asked.append((fused.name, other.name))  # type: ignore[attr-defined]
         return False
 
     fuse_pairs(FLOATS, wanted)
-    assert asked == [("conv1", "maxpool"), ("fc", "avgpool")]
+    blocks = [(f"layer{n}.0.conv2", f"layer{n}.0.downsample.0") for n in (2, 3, 4)]
+    assert asked == [("conv1", "maxpool"), *blocks, ("fc", "avgpool")]
 
 
 def test_means_that_are_read_twice_stay() -> None:

@@ -42,7 +42,7 @@ from r18.graph.passes import fuse
 from r18.graph.precision import FP8
 from r18.graph.quantize import LEVEL, value_scales
 from r18.graph.resnet import name_of
-from r18.graph.schedule import Schedule, checkpoint_names
+from r18.graph.schedule import Schedule, checkpoint_names, named_in
 from r18.runtime.fusing import keeping_checkpoints, keeping_pools, schedule_for
 from r18.weights import Weights
 from r18.weights.precisions import (
@@ -143,8 +143,8 @@ def write_dump(
     """Run a schedule (at level `none`) on a backend and write its checkpoints.
 
     checkpoints: as in `checkpoint_names`, of the schedule at `options.fusion` as the backend plans
-                 it (`r18.runtime.fusing`) with the canonical checkpoints tapped. All of integers:
-                 with each max-pooling in a step of its own.
+                 it (`r18.runtime.fusing`) with the canonical checkpoints tapped, and those that are
+                 named. All of integers: with each max-pooling in a step of its own.
     options:     batch and taps are set here, the others count.
     dtype:       float32 or float64 to round to; else as the program gives them. Integers stay.
     overwrite:   replace a dump that is there; anything else is never replaced.
@@ -163,7 +163,8 @@ def write_dump(
     if is_quantized(schedule) and checkpoints == "all":
         # An explanation computes each step from its inputs.
         options = replace(options, kernels=keeping_pools(schedule) | dict(options.kernels))
-    planned = schedule_for(backend, schedule, keeping_checkpoints(schedule, options))
+    kept = keeping_checkpoints(schedule, options, named_in(checkpoints))
+    planned = schedule_for(backend, schedule, kept)
     names = checkpoint_names(planned, checkpoints)
     check_free(folder, "dump", MANIFEST, overwrite)
     options = replace(options, taps=tuple(names))

@@ -15,7 +15,12 @@ from r18.graph.ops import Problem
 from r18_oracle.ops.spec import FLAGS, FORMATS, Numbers
 from r18_oracle.ops.table import spec_of
 
-FROM_ZERO = ("padding_h", "padding_w", "pool_padding_h", "pool_padding_w", *FLAGS, *FORMATS)
+FROM_ZERO = (
+    *("padding_h", "padding_w", "pool_padding_h", "pool_padding_w"),
+    *("projection_padding_h", "projection_padding_w", "projection_bias"),
+    *("projection_slack_h", "projection_slack_w"),
+    *(*FLAGS, *FORMATS),
+)
 """The numbers that may be 0; all others are at least 1."""
 
 

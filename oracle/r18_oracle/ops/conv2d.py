@@ -90,7 +90,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
     # -- problems ------------------------------------------------------------------------------
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
-        return _problems(Sizes.of(kernel), most, macs, windows_for(kernel), kernel.extras)
+        return convolutions(Sizes.of(kernel), most, macs, windows_for(kernel), kernel.extras)
 
     def corners(self) -> Iterator[Problem]:
         # Padding on one axis only, as in factorised windows.
@@ -339,7 +339,7 @@ def _narrow(op: Conv2d, n: int, h: int, w: int) -> Problem:
 
 
 @st.composite
-def _problems(
+def convolutions(
     draw: st.DrawFn,
     sizes: Sizes,
     most: int,

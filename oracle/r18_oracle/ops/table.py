@@ -15,10 +15,7 @@ from r18_oracle.ops import (
     add,
     batchnorm,
     conv2d,
-    conv2d_maxpool2d,
-    conv2d_projection,
     gap,
-    gap_linear,
     linear,
     maxpool2d,
     normalize,
@@ -36,6 +33,7 @@ from r18_oracle.ops.integers import (
     qrelayout,
     quantize,
 )
+from r18_oracle.ops.pairs import conv2d_maxpool2d, conv2d_projection, gap_linear
 from r18_oracle.ops.scaled import (
     scale,
     sconv2d,

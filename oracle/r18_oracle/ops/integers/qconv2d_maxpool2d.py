@@ -25,12 +25,12 @@ from r18.graph.quantized import (
     QuantizedConvMaxPool,
     QuantizePixels,
 )
-from r18_oracle.ops import conv2d_maxpool2d
 from r18_oracle.ops.integers import qconv2d, quantize
 from r18_oracle.ops.integers import spec as integers
 from r18_oracle.ops.integers.requantize import explained, requantized
 from r18_oracle.ops.integers.spec import BITS, IMAGES, QuantizedSpec, asked
 from r18_oracle.ops.normalize import normalization
+from r18_oracle.ops.pairs import conv2d_maxpool2d
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
 
 LARGE = (

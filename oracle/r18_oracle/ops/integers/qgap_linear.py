@@ -11,10 +11,10 @@ import torch
 from r18.backend import Array
 from r18.graph.ops import AvgPoolLinear, Problem, parts_of
 from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedGlobalAvgPool, QuantizedLinear
-from r18_oracle.ops import gap_linear
 from r18_oracle.ops.integers import qgap, qlinear
 from r18_oracle.ops.integers import spec as integers
 from r18_oracle.ops.integers.spec import NUMBERS, QuantizedSpec, pairwise
+from r18_oracle.ops.pairs import gap_linear
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
 
 EDGES = (*qgap.EDGES, "largest_sums")

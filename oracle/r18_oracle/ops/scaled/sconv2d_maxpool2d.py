@@ -18,9 +18,9 @@ from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.graph.precision import round_to_e4m3
 from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
 from r18_oracle.generate.sizes import takes
-from r18_oracle.ops import conv2d_maxpool2d
 from r18_oracle.ops.integers.qconv2d_maxpool2d import LARGE
 from r18_oracle.ops.integers.spec import asked
+from r18_oracle.ops.pairs import conv2d_maxpool2d
 from r18_oracle.ops.scaled import sconv2d
 from r18_oracle.ops.scaled.spec import ScaledSpec, powers
 from r18_oracle.ops.spec import Arrays, Draw, Numbers, Rng, Tensors

@@ -8,7 +8,7 @@ import torch
 from r18.backend import Array
 from r18.graph.ops import AvgPoolLinear, Problem, parts_of
 from r18.graph.scaled import ScaledAvgPoolLinear, ScaledLinear
-from r18_oracle.ops import gap_linear
+from r18_oracle.ops.pairs import gap_linear
 from r18_oracle.ops.scaled import sgap, slinear
 from r18_oracle.ops.scaled.sconv2d import impulse
 from r18_oracle.ops.scaled.spec import ScaledSpec, powers

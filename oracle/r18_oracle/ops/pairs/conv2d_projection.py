@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import torch
 from hypothesis import assume
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from r18.backend import Array, Kernel
 from r18.graph.ops import Conv2d, ConvProjection, Problem, Shape, parts_of
 from r18.runtime.arena import aligned
-from r18_oracle.generate.sizes import BEYOND_GRID, BEYOND_INDEX, MULTIPLES, Sizes, along
+from r18_oracle.generate.sizes import BEYOND_GRID, BEYOND_INDEX, MULTIPLES, Sizes, along, takes
 from r18_oracle.ops import conv2d
-from r18_oracle.ops.conv2d import LONG, MANY_TILES, channels_of
+from r18_oracle.ops.conv2d import LONG, MANY_TILES, WINDOWS, channels_of
 from r18_oracle.ops.spec import Arrays, Numbers, Summand, SumSpec, Tensors
-from r18_oracle.ops.window import Pair, numbers_of, source, square, window_of
+from r18_oracle.ops.window import Pair, Window, numbers_of, source, square, window_of
 
 SHORTCUTS = ((1, 2, 0), (1, 1, 0))
 """Kernel size, stride and padding of the projections of ResNets."""
@@ -67,7 +68,7 @@ class ConvProjectionSpec(SumSpec[ConvProjection]):
     # -- problems ------------------------------------------------------------------------------
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
-        return _problems(kernel, Sizes.of(kernel), most, macs)
+        return _problems(Sizes.of(kernel), most, macs, windows_for(kernel), kernel.extras)
 
     def corners(self) -> Iterator[Problem]:
         # The last convolutions of a basic and of a bottleneck block. Images of odd and even extent
@@ -136,9 +137,12 @@ class ConvProjectionSpec(SumSpec[ConvProjection]):
         yield _joined(Conv2d(2**15, 2**16, (1, 1)), (1, 2**15, 1, 1), Conv2d(1, 2**16, (1, 1)))
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
+        window, shortcut = windows_for(kernel)[0]
+        (side, _), (stride, _), (padding, _) = square(window)
         for n, c, k, o, oh, ow in along(size, 2, 3, 4, 2, 4, 3, full=(3, 5)):
-            conv = Conv2d(c, o, (3, 3), (1, 1), (1, 1), bias=True)
-            yield _joined(conv, (n, c, oh, ow), _shortcut(k, o))
+            h, w = ((out - 1) * stride + max(1, side - 2 * padding) for out in (oh, ow))
+            conv = Conv2d(c, o, *square(window), bias=True)
+            yield _joined(conv, (n, c, h, w), Conv2d(k, o, *square(shortcut), bias=True))
 
     def nearby(self, problem: Problem) -> Iterator[Problem]:
         """Channels rounded up to what a kernel may require; then without what is fused."""
@@ -147,11 +151,15 @@ class ConvProjectionSpec(SumSpec[ConvProjection]):
         slack = _slack(problem)
         n, c, h, w = problem.inputs[0]
         for multiple in MULTIPLES:
-            out = aligned(op.conv.out_channels, multiple)
-            conv = replace(op.conv, in_channels=aligned(c, multiple), out_channels=out)
-            channels = aligned(op.projection.in_channels, multiple)
-            projection = replace(op.projection, in_channels=channels, out_channels=out)
-            yield _joined(conv, (n, conv.in_channels, h, w), projection, slack)
+            out, first = aligned(op.conv.out_channels, multiple), aligned(c, multiple)
+            second = aligned(op.projection.in_channels, multiple)
+            if first % op.conv.groups or second % op.projection.groups:
+                continue
+            if out % op.conv.groups or out % op.projection.groups:
+                continue
+            conv = replace(op.conv, in_channels=first, out_channels=out)
+            projection = replace(op.projection, in_channels=second, out_channels=out)
+            yield _joined(conv, (n, first, h, w), projection, slack)
         yield from self.plainer(problem)
 
     def plainer(self, problem: Problem) -> Iterator[Problem]:
@@ -248,15 +256,43 @@ def _slack(problem: Problem) -> Pair:
     return height, width
 
 
+def windows_for(kernel: Kernel) -> tuple[tuple[Window, Window], ...]:
+    """The windows of a convolution and its projection that a kernel takes, or all if it seems to
+    take none: `WINDOWS` with `SHORTCUTS`."""
+    pairs = tuple(product(WINDOWS, SHORTCUTS))
+    taken = tuple(pair for pair in pairs if any(takes(kernel, one) for one in _probes(*pair)))
+    return taken or pairs
+
+
+def _probes(window: Window, shortcut: Window) -> Iterator[Problem]:
+    """Blocks with these windows that most kernels for them take."""
+    for c, k, o in ((3, 2, 5), (8, 8, 8), (64, 64, 128), (128, 256, 512)):
+        conv = Conv2d(c, o, *square(window), bias=True, relu=True)
+        yield _joined(conv, (1, c, 14, 14), Conv2d(k, o, *square(shortcut), bias=True))
+
+
 @st.composite
-def _problems(draw: st.DrawFn, kernel: Kernel, sizes: Sizes, most: int, macs: int) -> Problem:
-    """A convolution with any window and epilogue, and a projection; half of them as in ResNets."""
-    problem = draw(conv2d.SPEC.draw(kernel, most, max(1, macs // 2)))
+def _problems(
+    draw: st.DrawFn,
+    sizes: Sizes,
+    most: int,
+    macs: int,
+    windows: Sequence[tuple[Window, Window]],
+    extras: frozenset[str],
+) -> Problem:
+    """A convolution with any window and epilogue, and a projection with any.
+
+    Half of the convolutions have a window of `windows`, and most of their projections the other.
+    """
+    firsts = tuple(dict.fromkeys(first for first, _ in windows))
+    problem = draw(conv2d.convolutions(sizes, most, max(1, macs // 2), firsts, extras))
     conv = problem.op
     assert isinstance(conv, Conv2d)
     n, outputs, *extents = problem.output
-    if draw(st.booleans()):
-        window, stride, padding = square(draw(st.sampled_from(SHORTCUTS)))
+    own = conv.kernel_size, conv.stride, conv.padding
+    others = [second for first, second in windows if square(first) == own]
+    if others and draw(st.sampled_from((True, True, True, False))):
+        window, stride, padding = square(draw(st.sampled_from(others)))
     else:
         window = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
         stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
@@ -264,7 +300,8 @@ def _problems(draw: st.DrawFn, kernel: Kernel, sizes: Sizes, most: int, macs: in
     made = n * math.prod(extents)
     room = min(most // (made * math.prod(stride)), macs // 2 // (made * outputs))
     channels = draw(sizes.upto(max(1, room // math.prod(window)), edge=draw(st.booleans())))
-    projection = Conv2d(channels, outputs, window, stride, padding, bias=draw(st.booleans()))
+    bias = draw(st.sampled_from((True, True, True, False)))
+    projection = Conv2d(channels, outputs, window, stride, padding, bias=bias)
     image = draw(source((extents[0], extents[1]), window, stride, padding))
     op = ConvProjection(replace(conv, residual=True), projection)
     shape = (n, channels, *image)
