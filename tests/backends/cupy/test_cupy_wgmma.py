@@ -526,7 +526,8 @@ def test_turns_pay_in_large_images_of_large_batches(precision: Precision, batch:
     unprobed = Backend()
     for name, problem in steps:
         found = unprobed.fastest(problem, precision.name)
-        assert (found == Preferred(kernel.id)) is (name in paying)
+        offered = precision != TF32
+        assert (found == Preferred(kernel.id)) is (offered and name in paying)
 
 
 @PRECISIONS
