@@ -1,4 +1,5 @@
-"""Shared helpers for tests of CUDA kernels: architectures, and parameters of a `.cu` function."""
+"""Shared helpers for tests of CUDA kernels: architectures, parameters of a `.cu` function, and the
+backend as on a device."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from r18.backend.digest import cuda_files
+from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import ARCHITECTURES as ARCHITECTURES
 from r18_cupy.cuda.compiler import KERNELS, Entry
@@ -19,6 +21,14 @@ _SCALARS = {
     "long long": np.int64,
     "size_t": np.uint64,
 }
+
+
+class On(Backend):
+    """The backend as it is after it has probed a device of this compute capability."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        super().__init__()
+        self._capability = capability
 
 
 @cache

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from compiled import compiled, label
-from cuda_support import parameters
+from cuda_support import On, parameters
 from r18.backend import CompileOptions
 from r18.errors import NoKernel
 from r18.graph.ops import Conv2d, Layout, Linear, MaxPool2d, Problem, Relayout
@@ -31,7 +31,6 @@ from r18.graph.scaled import (
 )
 from r18.graph.scaling import scaled
 from r18.runtime.plan import make_plan
-from r18_cupy import Backend
 from r18_cupy.bytes.implicit_gemm_wgmma import blocks_at_once
 from r18_cupy.bytes.wgmma import ROW_ORDER, ByteTile, packed_depth
 from r18_cupy.bytes.wgmma_halo import RESIDENT_TILES, blocking_of
@@ -60,14 +59,6 @@ RESIDENT, HALO = ScaledImplicitGemmWgmmaResident(), ScaledImplicitGemmWgmmaHalo(
 CHOOSING: tuple[ScaledWgmmaConv, ...] = (RESIDENT, GEMM, HALO)
 REGISTERS = 65_536  # of a multiprocessor
 NUMBERS = np.arange(256, dtype=np.uint8).view(E4M3)
-
-
-class On(Backend):
-    """The backend as it is after it has probed a device of this compute capability."""
-
-    def __init__(self, device: tuple[int, int]) -> None:
-        super().__init__()
-        self._capability = device
 
 
 def problem_of(conv: Conv2d, n: int, h: int, w: int) -> Problem:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compiled import compiled
-from cuda_support import parameters
+from cuda_support import On, parameters
 from r18.backend import Array, CompileOptions
 from r18.graph.ops import Conv2d, MaxPool2d, Problem
 from r18.graph.passes import fuse, fuse_image, fuse_pool
@@ -19,7 +19,7 @@ from r18.graph.resnet import resnet18, resnet50, tiny
 from r18.graph.scaled import Scale, ScaledConv2d, ScaledConvMaxPool
 from r18.graph.scaling import scaled
 from r18.runtime.plan import make_plan
-from r18_cupy import Backend, float8
+from r18_cupy import float8
 from r18_cupy.bytes.stem_wgmma import (
     CHUNK_BYTES,
     CORE_ROWS,
@@ -43,14 +43,6 @@ KERNEL = ScaledStemWgmma()
 STEM = Conv2d(3, 64, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
 CODE = Path(float8.__file__).parents[1] / "kernels" / "float8"
 EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
-
-
-class On(Backend):
-    """The backend as it is after it has probed a device of this compute capability."""
-
-    def __init__(self, device: tuple[int, int]) -> None:
-        super().__init__()
-        self._capability = device
 
 
 def problem_of(op: Conv2d, shape: tuple[int, ...], image: Image = Image.FLOAT32) -> Problem:

@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from cuda_support import On
 from r18.backend import Array, CompileOptions, input_layout
 from r18.errors import NoKernel, WeightsError
 from r18.graph.ops import (
@@ -44,7 +45,6 @@ from r18.graph.quantized import (
 from r18.graph.resnet import resnet18, tiny
 from r18.images.preprocess import Preprocess
 from r18.runtime.plan import make_plan
-from r18_cupy import Backend
 from r18_cupy.cuda.compiler import Entry, capability, compile_ptx
 from r18_cupy.cuda.launch import DEFAULT_SHARED, MAX_GRID, NULL, GridLaunch, Pointer, Role
 from r18_cupy.integers.catalogue import integer_kernels
@@ -76,14 +76,6 @@ SHARED_NBYTES = 99 * 1024  # a block's on sm_86, sm_89 and sm_120, the least fro
 SHARED_NBYTES_SM_90 = 227 * 1024
 EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 EACH_BITS = pytest.mark.parametrize("bits", LIMITS)
-
-
-class On(Backend):
-    """The backend as if a device of this compute capability had been probed."""
-
-    def __init__(self, capability: tuple[int, int]) -> None:
-        super().__init__()
-        self._capability = capability
 
 
 def problem_of(conv: Conv2d, n: int, h: int, w: int, *stored: str, bits: int = 8) -> Problem:

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from cuda_support import On
 from r18.backend import Array, CompileOptions
 from r18.errors import NoKernel
 from r18.graph.ops import Conv2d, ConvMaxPool, Layout, Problem
@@ -334,14 +335,6 @@ def test_a_device_that_is_too_old_is_not_offered_the_kernels() -> None:
     assert {kernel.id for kernel in kernels_for(None)} == everything
     # Nothing is left out before a device is known.
     assert {kernel.id for kernel in Backend().kernels()} == everything
-
-
-class On(Backend):
-    """The backend as if a device of this compute capability had been probed."""
-
-    def __init__(self, capability: tuple[int, int]) -> None:
-        super().__init__()
-        self._capability = capability
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)], ids=str)
