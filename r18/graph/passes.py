@@ -87,14 +87,19 @@ def fuse(schedule: Schedule, level: str) -> Schedule:
         raise unknown("fusion level", level, FUSION_LEVELS, error=UsageError)
     if schedule.level != "none":
         raise UsageError(f"schedule '{schedule.name}' is already at level '{schedule.level}'")
-    depth = FUSION_LEVELS.index(level)
+    if level not in schedule.fused:
+        schedule.fused[level] = _fuse(schedule, FUSION_LEVELS.index(level))
+    return schedule.fused[level]
+
+
+def _fuse(schedule: Schedule, depth: int) -> Schedule:
     if depth >= 1:
         schedule = fuse_add_relu(schedule)
     if depth >= 2:
         schedule = fuse_conv_relu(fold_batchnorm(schedule))
     if depth >= 3:
         schedule = fuse_residual(schedule)
-    return replace(schedule, level=level)
+    return replace(schedule, level=FUSION_LEVELS[depth])
 
 
 def fuse_add_relu(schedule: Schedule) -> Schedule:
@@ -344,6 +349,8 @@ def _merge_chains(
             break
         else:
             steps[step.output] = step
+    if len(steps) == len(schedule.steps):
+        return schedule
     values = {schedule.input, *steps}
     return replace(
         schedule,

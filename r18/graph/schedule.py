@@ -149,6 +149,11 @@ class Schedule:
             stored[step.output] = step.op.output_storage
         return stored
 
+    @cached_property
+    def fused(self) -> dict[str, Schedule]:
+        """This schedule at the fusion levels for which `r18.graph.passes.fuse` was called."""
+        return {}
+
     @property
     def of_pixels(self) -> bool:
         """Whether the input is pixels, in bytes; else it is in the precision's storage format."""
