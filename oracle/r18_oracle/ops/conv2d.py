@@ -230,8 +230,16 @@ class Conv2dSpec(SumSpec[Conv2d]):
         groups = numbers["groups"]
         channels = groups * numbers["c"], groups * numbers["o"]
         dilation = numbers["dilation_h"], numbers["dilation_w"]
-        flags = (bool(numbers[name]) for name in FLAGS)
-        found = Conv2d(*channels, *window_of(numbers), *flags, groups, dilation)
+        bias, residual, relu = (bool(numbers[name]) for name in FLAGS)
+        found = Conv2d(
+            *channels,
+            *window_of(numbers),
+            bias=bias,
+            residual=residual,
+            relu=relu,
+            groups=groups,
+            dilation=dilation,
+        )
         return with_residual(found, shape_of(numbers | {"c": channels[0]}))
 
     # -- inputs --------------------------------------------------------------------------------
