@@ -198,7 +198,7 @@ class Environment:
             self._link(here)
         pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
         done = subprocess.run(
-            [*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel)],
+            [*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)],
             capture_output=True,
             text=True,
             check=False,
@@ -310,17 +310,8 @@ def test_the_core_evaluates_and_times(core: Environment) -> None:
     core.output("python", "-c", code)
     found = core.output(
         *("r18", "evaluate", "--images", "val", "--weights", "synthetic", "--network", "tiny"),
-        *(
-            "--backend",
-            "numpy",
-            "--against",
-            "numpy",
-            "--against-precision",
-            "fp64",
-            "--out",
-            "out.csv",
-            "--record",
-        ),
+        *("--backend", "numpy", "--against", "numpy", "--against-precision", "fp64"),
+        *("--out", "out.csv", "--record"),
     )
     assert "images = 4\nunreadable = 1\nagree_top1 = 3 (100.00 %)" in found
     assert "UNREADABLE: 3.png: " in found
@@ -370,7 +361,7 @@ def test_the_core_dumps_and_compares(core: Environment) -> None:
 def test_the_oracle_runs(oracle: Environment) -> None:
     text = oracle.output(
         *("r18", "verify", "--backend", "numpy", "--network", "tiny"),
-        *("--kernels", "numpy/conv2d/im2col/fp32", "--workers", "1", "--profile", "brief"),
+        *("--kernels", "numpy/conv2d/*/fp32", "--workers", "1", "--profile", "brief"),
     )
     assert "numpy/conv2d/im2col/fp32" in text
     assert text.strip().endswith("no finding")
