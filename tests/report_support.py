@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,12 @@ def nothing_ran() -> Verification:
 
 
 MADE = (clean, faulty, hostile, empty, nothing_ran)
+
+
+@cache
+def reader_of(make: Callable[[], Verification]) -> Reader:
+    """The page of one of `MADE`, read once."""
+    return read(make())
 
 
 def read(made: Verification) -> Reader:

@@ -181,6 +181,8 @@ class Op(ABC):
         least_of = {"kernel_size": 1, "stride": 1, "padding": 0, **dict.fromkeys(more, 1)}
         for name, least in least_of.items():
             given = getattr(self, name)
+            if _is_pair(given) and min(given) >= least:
+                continue
             try:
                 pair = given if isinstance(given, tuple | list) else (given, given)
                 pair = tuple([as_int(extent, name) for extent in pair])
@@ -199,6 +201,11 @@ class Op(ABC):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ShapeError(f"{self.name}: {name} must be True or False, got {show(value)}")
+
+
+def _is_pair(value: object) -> bool:
+    """Whether it is two plain ints already: problems are made by the thousand from others."""
+    return type(value) is tuple and [type(extent) for extent in value] == [int, int]
 
 
 def _window(

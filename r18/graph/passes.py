@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ SCALE, TABLE = ".scale", ".table"
 Array = npt.NDArray[Any]
 
 
+@lru_cache(maxsize=64)  # a plan, a record's floors and a page ask for the same one many times
 def fuse(schedule: Schedule, level: str) -> Schedule:
     """The schedule at a fusion level; it must be at level `none`.
 
@@ -344,6 +346,8 @@ def _merge_chains(
             break
         else:
             steps[step.output] = step
+    if len(steps) == len(schedule.steps):
+        return schedule
     values = {schedule.input, *steps}
     return replace(
         schedule,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 
 from r18.errors import ScheduleError, ShapeError, show, unknown
 from r18.graph.ops import (
@@ -95,6 +96,12 @@ class ResNet:
         self, name: str, *, classes: int = 1000, image_size: int = 224, softmax: bool = False
     ) -> Schedule:
         """The network at fusion level `none`; see `resnet`."""
+        try:
+            return _schedule(self, name, classes, image_size, softmax)
+        except TypeError:  # a parameter that is no key of a cache, which some op rejects
+            return self._build(name, classes, image_size, softmax)
+
+    def _build(self, name: str, classes: int, image_size: int, softmax: bool) -> Schedule:
         build = _Builder()
         stem = Conv2d(3, self.width, (7, 7), (2, 2), (3, 3))
         value = build.conv_bn("conv1", "bn1", IMAGE, stem)
@@ -144,6 +151,11 @@ class ResNet:
             replace(middle, groups=self.groups, dilation=around),
             Conv2d(inner, width * BLOCKS[self.block], (1, 1)),
         ]
+
+
+@lru_cache(maxsize=64, typed=True)  # a plan, a record's floors and a page ask for it many times
+def _schedule(of: ResNet, name: str, classes: int, image_size: int, softmax: bool) -> Schedule:
+    return of._build(name, classes, image_size, softmax)
 
 
 class _Builder:

@@ -34,6 +34,7 @@ from report_support import (
     loss,
     nothing_ran,
     read,
+    reader_of,
     refusing,
     result,
     verification,
@@ -74,7 +75,7 @@ def test_only_its_own_script_may_run(make: Any) -> None:
 
 
 def test_what_is_hostile_is_shown_as_text() -> None:
-    reader = read(hostile())
+    reader = reader_of(hostile)
     assert [tag for tag, _ in reader.elements].count("script") == 1
     shown = HOSTILE.replace("\x00", "�").replace("\ud800", "?").replace("\x1b", "�")
     assert any(shown in text for text in reader.texts)
@@ -91,7 +92,7 @@ def test_what_is_hostile_is_shown_as_text() -> None:
     ],
 )
 def test_the_verdict_is_the_first_thing(make: Any, words: str) -> None:
-    reader = read(make())
+    reader = reader_of(make)
     assert reader.title == f"r18 verify: {words}"
     assert words in reader.texts
     assert make().closing() in reader.texts
@@ -105,7 +106,7 @@ def test_a_backend_that_ran_nothing_is_no_success() -> None:
 
 @pytest.mark.parametrize("make", [clean, faulty])
 def test_every_step_is_in_the_heat_map_with_its_number(make: Any) -> None:
-    cells = read(make()).heat("Step")
+    cells = reader_of(make).heat("Step")
     counted = 0
     for ours in make().backends:
         for report in ours.checkpoints:
@@ -125,7 +126,7 @@ def test_every_step_is_in_the_heat_map_with_its_number(make: Any) -> None:
 
 
 def test_every_kernel_is_in_the_heat_map_with_its_number() -> None:
-    cells = read(clean()).heat("Kernel")
+    cells = reader_of(clean).heat("Kernel")
     assert {key: cell.value for key, cell in cells.items() if cell.value is not None} == {
         ("conv2d/tiled", "ours", "fp32"): "0.25",
         ("relu/max", "ours", "fp16"): "0.0",
@@ -134,7 +135,7 @@ def test_every_kernel_is_in_the_heat_map_with_its_number() -> None:
     refused = cells["add/one", "theirs", "fp32"]
     assert (refused.text, refused.kinds) == ("refused", {"hatch"})
     assert "refused 9: no strides" in (refused.attributes["title"] or "")
-    failed = read(faulty()).heat("Kernel")
+    failed = reader_of(faulty).heat("Kernel")
     assert failed["conv2d/tiled", "ours", "fp32"].value == "4.0"
     assert failed["conv2d/tiled", "ours", "fp32"].text == "✕ bound"
     assert failed["gap/mean", "ours", "fp32"].value == "inf"
@@ -142,7 +143,7 @@ def test_every_kernel_is_in_the_heat_map_with_its_number() -> None:
 
 
 def test_a_precision_that_only_one_backend_has_leaves_the_others_empty() -> None:
-    cells = read(clean()).heat("Step")
+    cells = reader_of(clean).heat("Step")
     assert cells["pack", "ours", "fp16"].value == "0.0"
     other = cells["pack", "theirs", "fp32"]
     assert (other.text, other.kinds) == ("·", {"none"})
@@ -150,7 +151,7 @@ def test_a_precision_that_only_one_backend_has_leaves_the_others_empty() -> None
 
 @pytest.mark.parametrize("make", [clean, faulty])
 def test_the_numbers_along_the_network_are_those_of_the_losses(make: Any) -> None:
-    rows = read(make()).plain("checkpoint")
+    rows = reader_of(make).plain("checkpoint")
     losses = [
         (row.name, row.loss)
         for ours in make().backends
@@ -172,7 +173,7 @@ def test_what_is_allowed_is_relative_to_the_reference() -> None:
 
 
 def test_kernels_with_their_problems_refusals_checks_and_seconds() -> None:
-    reader = read(clean())
+    reader = reader_of(clean)
     rows = {row[0].text: row for row in reader.plain("kernel") if len(row) == 7}
     for ours in clean().backends:
         for report in ours.kernels:
@@ -189,23 +190,23 @@ def test_kernels_with_their_problems_refusals_checks_and_seconds() -> None:
 
 
 def test_what_was_not_run_is_named_with_its_reason() -> None:
-    said = read(clean()).said("left-out")
+    said = reader_of(clean).said("left-out")
     assert "ours: the network 'tiny' only; its kernels with --backend ours" in said
     assert "ours, the network in int8: no int8 kernel takes conv1" in said
     assert "theirs" not in said
-    assert "left-out" not in read(faulty()).attribute("id")
-    assert HOSTILE[:10] in read(hostile()).said("left-out")
+    assert "left-out" not in reader_of(faulty).attribute("id")
+    assert HOSTILE[:10] in reader_of(hostile).said("left-out")
 
 
 def test_a_failed_check_stands_in_the_table_of_checks() -> None:
-    _, table = next((c, r) for c, r in read(faulty()).tables if c == "checks")
+    _, table = next((c, r) for c, r in reader_of(faulty).tables if c == "checks")
     names = [cell.text for cell in table[0]]
     assert table[1][names.index("bound")].text == "✕ 11"
     assert table[2][names.index("crash")].text == "✕"
 
 
 def test_findings_alike_but_for_their_problems_share_a_card() -> None:
-    reader = read(faulty())
+    reader = reader_of(faulty)
     cards = [tag for tag, _ in reader.elements if tag == "article"]
     assert len(cards) == 4
     assert sum("r18 replay exports/findings/" in text for text in reader.texts) == 4
@@ -219,7 +220,7 @@ def test_where_a_worker_hung_is_on_its_card() -> None:
     assert "Where it stood" in reader.texts
     (shown,) = (text for text in reader.preformatted if text.startswith("Main thread, "))
     assert shown.split("\n")[1].startswith('  File "/mine.py", line 7 in <script>alert(1)')
-    assert "Where it stood" not in read(faulty()).texts
+    assert "Where it stood" not in reader_of(faulty).texts
 
 
 def test_without_a_folder_no_line_to_replay() -> None:
@@ -231,7 +232,7 @@ def test_without_a_folder_no_line_to_replay() -> None:
 
 def test_the_summary_counts_everything_judged() -> None:
     """The summary counts every kernel and step in one column of shades, and names the worst."""
-    (rows,) = (rows for kind, rows in read(clean()).tables if kind == "heat lanes")
+    (rows,) = (rows for kind, rows in reader_of(clean).tables if kind == "heat lanes")
     head, *lanes = [[cell.text.strip() for cell in row] for row in rows]
     assert head[1:9] == ["exact", *(f"≤ {edge:g}" for edge in WITHIN), "above 1"]
     judged = {lane[0]: [int(n) for n in lane[1:9] if n != "·"] for lane in lanes if len(lane) > 2}
@@ -243,7 +244,7 @@ def test_the_summary_counts_everything_judged() -> None:
     }
     assert lanes[0][9:] == ["0.99997", "step layer1.0.conv2"]
     assert ["", "network not run: no int8 kernel takes conv1"] in lanes
-    (rows,) = (rows for kind, rows in read(faulty()).tables if kind == "heat lanes")
+    (rows,) = (rows for kind, rows in reader_of(faulty).tables if kind == "heat lanes")
     _, bad, odd = rows
     assert [cell.text.strip() for cell in bad][8:] == ["✕ 6", "NaN", "step fc"]
     assert [cell.text.strip() for cell in odd][8:] == ["✕ 1", "4", "odd id"]
@@ -252,7 +253,7 @@ def test_the_summary_counts_everything_judged() -> None:
 @pytest.mark.parametrize("make", [clean, faulty])
 def test_the_figure_along_the_network_names_every_checkpoint(make: Any) -> None:
     runs = [run for ours in make().backends for run in ours.checkpoints]
-    drawn = ["".join(figure.itertext()) for figure in pictures(read(make()))]
+    drawn = ["".join(figure.itertext()) for figure in pictures(reader_of(make))]
     assert len(drawn) == len(runs)
     for text, run in zip(drawn, runs, strict=True):
         assert all(row.name in text for row in run.checkpoints)

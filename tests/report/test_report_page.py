@@ -335,13 +335,24 @@ DIFF = {
 }
 
 
-@pytest.fixture
-def everything(tmp_path: Path) -> Evidence:
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     """Evidence of all kinds, read from files."""
-    images = photographs(tmp_path / "images", ["a.png", "near.png"])
-    path = tmp_path / "evaluation.parquet"
+    folder: Path = tmp_path_factory.mktemp("everything")
+    images = photographs(folder / "images", ["a.png", "near.png"])
+    path = folder / "evaluation.parquet"
     write_table(path, ROWS, BOUND, ABOUT)
-    return gather(written(tmp_path / "records"), path, images, diff=DIFF)
+    return gather(written(folder / "records"), path, images, diff=DIFF)
+
+
+@pytest.fixture(scope="module")
+def its_page(everything: Evidence) -> str:
+    return page(everything)
+
+
+@pytest.fixture(scope="module")
+def its_pictures(everything: Evidence) -> dict[str, str]:
+    return pictures(everything)
 
 
 def figures(text: str, title: str) -> list[str]:
@@ -414,8 +425,8 @@ def same_drawing(one: str, other: str) -> bool:
 # -- the page ----------------------------------------------------------------------------------
 
 
-def test_a_page_is_well_formed_and_loads_nothing(everything: Evidence) -> None:
-    text = page(everything)
+def test_a_page_is_well_formed_and_loads_nothing(its_page: str) -> None:
+    text = its_page
     reader = Reader(text)
     assert not re.search(r"https?:|@import|url\(|<iframe|<object|<embed", text)
     kinds = [src.partition(",")[0] for src in reader.attribute("src")]
@@ -438,8 +449,8 @@ def test_a_page_is_well_formed_and_loads_nothing(everything: Evidence) -> None:
     assert not [name for _, got in reader.elements for name in got if name.startswith("on")]
 
 
-def test_only_its_own_script_may_run(everything: Evidence) -> None:
-    text = page(everything)
+def test_only_its_own_script_may_run(its_page: str) -> None:
+    text = its_page
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policies = [got["content"] for _, got in Reader(text).elements if got.get("http-equiv")]
@@ -449,8 +460,8 @@ def test_only_its_own_script_may_run(everything: Evidence) -> None:
     ]
 
 
-def test_the_same_evidence_gives_the_same_page(everything: Evidence) -> None:
-    assert page(everything) == page(everything)
+def test_the_same_evidence_gives_the_same_page(everything: Evidence, its_page: str) -> None:
+    assert page(everything) == its_page
 
 
 def test_what_is_hostile_is_shown_as_text(tmp_path: Path) -> None:
@@ -489,8 +500,8 @@ def test_what_is_hostile_is_shown_as_text(tmp_path: Path) -> None:
 # -- throughput and latency --------------------------------------------------------------------
 
 
-def test_every_number_is_the_record_s(everything: Evidence) -> None:
-    text = page(everything)
+def test_every_number_is_the_record_s(its_page: str) -> None:
+    text = its_page
     ceilings = ceilings_of(CEILINGS)
     for recorded in ON_GPU.values():
         name, fusion, batch = recorded["network"], recorded["fusion"], recorded["batch"]
@@ -514,8 +525,8 @@ def test_every_number_is_the_record_s(everything: Evidence) -> None:
                 assert float(cells[10].value or "nan") == pytest.approx(floor / row["median_ms"])
 
 
-def test_bars_are_as_long_as_the_numbers_say(everything: Evidence) -> None:
-    found = figures(page(everything), "fp32, batch 64</h3>")[0]
+def test_bars_are_as_long_as_the_numbers_say(its_page: str) -> None:
+    found = figures(its_page, "fp32, batch 64</h3>")[0]
     fast, slow = lengths(found, 1), lengths(found, 2)
     rows = sorted(ON_GPU["resnet18/fp32/all/b64"]["rows"], key=lambda row: row["median_ms"])
     assert [(n, x) for n, x, _ in fast] == [(r["backend"], r["images_per_second"]) for r in rows]
@@ -526,12 +537,12 @@ def test_bars_are_as_long_as_the_numbers_say(everything: Evidence) -> None:
     assert max(length for _, _, length in slow) == 100
 
 
-def test_kinds_of_contenders_look_different(everything: Evidence) -> None:
-    found = figures(page(everything), "fp32, batch 64</h3>")[0]
+def test_kinds_of_contenders_look_different(its_page: str) -> None:
+    found = figures(its_page, "fp32, batch 64</h3>")[0]
     assert re.findall(r'<tr class="(\w+)">', found) == ["ours", "peer", "peer", "one"]
 
 
-def test_the_roofline_is_the_sum_of_the_floors(everything: Evidence) -> None:
+def test_the_roofline_is_the_sum_of_the_floors(everything: Evidence, its_page: str) -> None:
     found = next(g for g in everything.groups if (g.precision, g.batch) == ("fp32", 64))
     floors = limits(
         resnet18(),
@@ -542,7 +553,7 @@ def test_the_roofline_is_the_sum_of_the_floors(everything: Evidence) -> None:
     )
     assert found.floors == floors
     floor = sum(one.floor_ms for one in floors.values())
-    text = figures(page(everything), "fp32, batch 64</h3>")[0]
+    text = figures(its_page, "fp32, batch 64</h3>")[0]
     caption = text.partition("<figcaption>")[2]
     assert re.findall(r'value="([^"]+)"', caption) == [repr(1e3 * 64 / floor), repr(floor)]
     for row in Reader(text).plain(""):
@@ -551,8 +562,8 @@ def test_the_roofline_is_the_sum_of_the_floors(everything: Evidence) -> None:
             assert share(cell, "mark") == pytest.approx(line * unit, rel=0.02)
 
 
-def test_without_ceilings_there_is_no_roofline_and_the_page_says_so(everything: Evidence) -> None:
-    text = page(everything)
+def test_without_ceilings_there_is_no_roofline_and_the_page_says_so(its_page: str) -> None:
+    text = its_page
     headed = figures(text, "fp32, batch 1</h3>")
     (found,) = (one for one in headed if "a processor, 2 threads" in one)
     assert "--mark" not in found
@@ -595,8 +606,8 @@ def test_bars_of_nothing_have_no_length() -> None:
 # -- time per layer ----------------------------------------------------------------------------
 
 
-def test_the_steps_are_the_record_s_with_their_phases_together(everything: Evidence) -> None:
-    (found,) = figures(page(everything), "cupy, fp32, batch 1 ")
+def test_the_steps_are_the_record_s_with_their_phases_together(its_page: str) -> None:
+    (found,) = figures(its_page, "cupy, fp32, batch 1 ")
     times = {"conv1": 0.75, "relayout image@nhwc": 0.125, "fc": 0.0625}
     assert {name: number for name, number, _ in lengths(found, 1)} == times
     assert summed({"steps": STEPS})[0] == ("conv1", "k/conv", 0.75)
@@ -712,8 +723,8 @@ def test_without_times_of_steps_the_page_says_which_command_makes_them(tmp_path:
 # -- fusion levels -----------------------------------------------------------------------------
 
 
-def test_the_levels_are_the_profile_s(everything: Evidence) -> None:
-    text = page(everything)
+def test_the_levels_are_the_profile_s(its_page: str) -> None:
+    text = its_page
     (found,) = figures(text, "cupy, fp16, batch 64</h3>")
     cpu, cuda = lengths(found, 1), lengths(found, 3)
     assert [(name, number) for name, number, _ in cuda] == [(MODEL, 4.0), ("all", 1.25)]
@@ -732,8 +743,8 @@ def test_the_levels_are_the_profile_s(everything: Evidence) -> None:
 # -- error over bound --------------------------------------------------------------------------
 
 
-def test_every_kernel_is_in_the_heat_map_with_its_number(everything: Evidence) -> None:
-    cells = Reader(page(everything)).heat("Kernel")
+def test_every_kernel_is_in_the_heat_map_with_its_number(its_page: str) -> None:
+    cells = Reader(its_page).heat("Kernel")
     assert {key: cell.value for key, cell in cells.items() if cell.value is not None} == {
         ("add/elementwise", "cupy", "fp32"): "0.0",
         ("conv2d/direct", "cupy", "fp16"): "0.99997",
@@ -747,8 +758,8 @@ def test_every_kernel_is_in_the_heat_map_with_its_number(everything: Evidence) -
     assert "refused 9: too narrow" in (refused.attributes["title"] or "")
 
 
-def test_every_step_is_in_the_heat_map_with_its_number(everything: Evidence) -> None:
-    cells = Reader(page(everything)).heat("Step")
+def test_every_step_is_in_the_heat_map_with_its_number(its_page: str) -> None:
+    cells = Reader(its_page).heat("Step")
     assert {key: cell.value for key, cell in cells.items()} == {
         ("conv1", "cupy", "fp32"): "0.5",
         ("fc", "cupy", "fp32"): "inf",
@@ -759,8 +770,8 @@ def test_every_step_is_in_the_heat_map_with_its_number(everything: Evidence) -> 
 # -- mutants -----------------------------------------------------------------------------------
 
 
-def test_the_mutants_are_the_record_s(everything: Evidence) -> None:
-    reader = Reader(page(everything))
+def test_the_mutants_are_the_record_s(its_page: str) -> None:
+    reader = Reader(its_page)
     rows = {cells[0].text: [cell.text for cell in cells[1:]] for cells in reader.plain("file")}
     assert rows == {
         "a/conv.py": ["4", "3", "1", "0", "0", "75.0 %"],
@@ -792,8 +803,8 @@ def test_a_score_of_other_files_is_shown_next_to_the_first(everything: Evidence)
     assert words in said, said
 
 
-def test_survivors_are_shown_with_their_change(everything: Evidence) -> None:
-    reader = Reader(page(everything))
+def test_survivors_are_shown_with_their_change(its_page: str) -> None:
+    reader = Reader(its_page)
     (row,) = reader.plain("where")
     assert [cell.text for cell in row] == [
         *("a/conv.py:10", "i + 1", "i - 1"),
@@ -820,8 +831,8 @@ def test_what_was_judged_beyond_the_sample_is_said(tmp_path: Path) -> None:
 # -- sanitizers --------------------------------------------------------------------------------
 
 
-def test_the_sanitizers_are_the_record_s(everything: Evidence) -> None:
-    reader = Reader(page(everything))
+def test_the_sanitizers_are_the_record_s(its_page: str) -> None:
+    reader = Reader(its_page)
     rows = [[cell.text for cell in cells] for cells in reader.plain("tool")]
     assert rows == [
         ["memcheck", "clean", "2", "47", "0", "0"],
@@ -885,13 +896,13 @@ def test_an_evaluation_of_another_kind_of_file_is_refused(tmp_path: Path) -> Non
         read_table(tmp_path / "evaluation.parquet")
 
 
-def test_the_agreement_is_the_evaluation_s(everything: Evidence) -> None:
+def test_the_agreement_is_the_evaluation_s(everything: Evidence, its_page: str) -> None:
     assert everything.evaluation is not None
     found = summary(everything.evaluation)
     assert (found.images, found.unreadable, found.compared) == (5, 1, 4)
     assert (found.agree_top1, found.agree_top5, found.near_ties) == (1, 2, 1)
     assert [row.file for row in found.changed] == ["wrong.png", "spoiled.png"]
-    reader = Reader(page(everything))
+    reader = Reader(its_page)
     said = reader.said("agreement")
     assert "cupy in fp16 compared with torch in fp32 on 5 images (evaluation.parquet)." in said
     for words in ("25.00 %the same class first: 1 images", "1near ties", "2changed class"):
@@ -900,8 +911,8 @@ def test_the_agreement_is_the_evaluation_s(everything: Evidence) -> None:
     assert accuracy in said
 
 
-def test_the_hardest_come_first_with_their_candidates(everything: Evidence) -> None:
-    text = page(everything)
+def test_the_hardest_come_first_with_their_candidates(its_page: str) -> None:
+    text = its_page
     cards = re.findall(r'<article class="photo">(.*?)</article>', text, re.DOTALL)
     files = [re.findall(r"<h3>(.*?)</h3>", card)[0] for card in cards]
     assert files == ["wrong.png", "near.png", "wrong.png", "a.png"]
@@ -975,8 +986,8 @@ def test_a_file_outside_of_the_folder_is_not_read(tmp_path: Path, file: str) -> 
 # -- checkpoints -------------------------------------------------------------------------------
 
 
-def test_the_checkpoints_are_those_of_the_diff(everything: Evidence) -> None:
-    reader = Reader(page(everything))
+def test_the_checkpoints_are_those_of_the_diff(its_page: str) -> None:
+    reader = Reader(its_page)
     rows = reader.plain("checkpoint")
     assert [cells[0].text for cells in rows] == ["stem_pool", "layer1"]
     assert [cells[2].value for cells in rows] == ["2e-05", "inf"]
@@ -1131,8 +1142,9 @@ def refusal(folder: Path) -> str | None:
 
 def test_pictures_have_the_largest_batch_for_throughput_and_the_smallest_for_latency(
     everything: Evidence,
+    its_pictures: dict[str, str],
 ) -> None:
-    made = pictures(everything)
+    made = its_pictures
     assert list(made) == ["speed-and-error.svg", "throughput.svg", "latency.svg"]
     fast, slow = (drawn(made[name]) for name in ("throughput.svg", "latency.svg"))
     # fp32 at batch 64 without its single algorithm, fp16 at its only batch; and the GPU first.
@@ -1158,9 +1170,9 @@ def test_pictures_have_the_largest_batch_for_throughput_and_the_smallest_for_lat
             assert 0 <= float(one.get("y", 0)) <= tall
 
 
-def test_a_picture_has_speed_and_error_next_to_pytorch(everything: Evidence) -> None:
+def test_a_picture_has_speed_and_error_next_to_pytorch(its_pictures: dict[str, str]) -> None:
     """A picture shows speed as bars, error as dots on a logarithmic axis, the speedup in words."""
-    picture = pictures(everything)["speed-and-error.svg"]
+    picture = its_pictures["speed-and-error.svg"]
     marks = compared(picture)
     assert list(marks) == [
         f"{what}-fp32-{whose}"
@@ -1356,9 +1368,9 @@ const seen = {
 
 @needs_chromium
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
-def test_in_a_browser(everything: Evidence, scheme: str, dark: bool, tmp_path: Path) -> None:
+def test_in_a_browser(its_page: str, scheme: str, dark: bool, tmp_path: Path) -> None:
     """In a browser the console is silent; on a phone the page fits; bars are to scale."""
-    text = page(everything)
+    text = its_page
     seen, console = on_a_phone(text, PROBE, tmp_path, dark=dark)
     assert console == []
     assert seen["scroll"] <= seen["width"] == PHONE
@@ -1376,8 +1388,8 @@ def test_in_a_browser(everything: Evidence, scheme: str, dark: bool, tmp_path: P
 
 
 @needs_chromium
-def test_a_picture_in_a_browser(everything: Evidence, tmp_path: Path) -> None:
-    for name, text in pictures(everything).items():
+def test_a_picture_in_a_browser(its_pictures: dict[str, str], tmp_path: Path) -> None:
+    for name, text in its_pictures.items():
         (tmp_path / name).write_text(text, "utf-8")
         title, console = browse(tmp_path / name, tmp_path)
         assert title.endswith(" of ResNet-18")

@@ -10,6 +10,8 @@ when every worker has its share.
 
 from __future__ import annotations
 
+from functools import cache
+
 from r18.backend import Kernel
 from r18.errors import R18Error
 from r18.graph.ops import Problem
@@ -64,6 +66,7 @@ def _beyond(kernel: Kernel, base: Problem, axis: str, most: int) -> Problem | No
     """
     spec, start = spec_of(base.op), spec_of(base.op).numbers(base)[axis]
 
+    @cache  # an eighth of the next extents
     def at(extent: int) -> Problem | None:
         try:
             problem = spec.rebuild(base.op, spec.numbers(base) | {axis: extent})

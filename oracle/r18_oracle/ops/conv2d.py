@@ -230,9 +230,16 @@ class Conv2dSpec(SumSpec[Conv2d]):
         groups = numbers["groups"]
         channels = groups * numbers["c"], groups * numbers["o"]
         dilation = numbers["dilation_h"], numbers["dilation_w"]
-        plain = Conv2d(*channels, *window_of(numbers), groups=groups, dilation=dilation)
         bias, residual, relu = (bool(numbers[name]) for name in FLAGS)
-        found = replace(plain, bias=bias, residual=residual, relu=relu)
+        found = Conv2d(
+            *channels,
+            *window_of(numbers),
+            bias=bias,
+            residual=residual,
+            relu=relu,
+            groups=groups,
+            dilation=dilation,
+        )
         return with_residual(found, shape_of(numbers | {"c": channels[0]}))
 
     # -- inputs --------------------------------------------------------------------------------
@@ -296,8 +303,9 @@ def fused(op: Conv2d, shape: Shape) -> Problem:
 
 def with_residual(op: Conv2d, shape: Shape) -> Problem:
     """The problem of this input shape, and of a residual where the op adds one."""
-    result = replace(op, residual=False).infer(shape)
-    return Problem(op, (shape, result) if op.residual else (shape,))
+    if not op.residual:
+        return Problem(op, (shape,))
+    return Problem(op, (shape, replace(op, residual=False).infer(shape)))
 
 
 def _product(rows: int, columns: int, depth: int) -> Problem:

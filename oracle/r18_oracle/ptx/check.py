@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,7 @@ def _problems(kernel: Kernel, network: str | None) -> Iterable[Problem]:
     return (*ours, *kernel.extra_problems)
 
 
+@lru_cache(maxsize=256)
 def _judged(function: DeviceFunction) -> tuple[Disorder, ...]:
     for one in functions(function.ptx):
         if one.name == function.symbol:
