@@ -685,7 +685,7 @@ def test_nothing_is_kept_from_batch_to_batch() -> None:
         finally:
             tracemalloc.stop()
 
-    peak(1)
+    peak(5)  # fills what lasts longer than a comparison, such as networks and their fused schedules
     assert peak(5) < 1.05 * peak(1) + 20_000
 
 
