@@ -96,10 +96,10 @@ class ResNet:
         self, name: str, *, classes: int = 1000, image_size: int = 224, softmax: bool = False
     ) -> Schedule:
         """The network at fusion level `none`; see `resnet`."""
-        try:
-            return _schedule(self, name, classes, image_size, softmax)
-        except TypeError:  # a parameter that is no key of a cache, which some op rejects
-            return self._build(name, classes, image_size, softmax)
+        # Anything else may be no key of a cache; the ops accept or reject it.
+        plain = (type(classes), type(image_size), type(softmax)) == (int, int, bool)
+        build = _schedule if plain else ResNet._build
+        return build(self, name, classes, image_size, softmax)
 
     def _build(self, name: str, classes: int, image_size: int, softmax: bool) -> Schedule:
         build = _Builder()
@@ -153,7 +153,7 @@ class ResNet:
         ]
 
 
-@lru_cache(maxsize=64, typed=True)  # a plan, a record's floors and a page ask for it many times
+@lru_cache(maxsize=64)  # a plan, a record's floors and a page ask for it many times
 def _schedule(of: ResNet, name: str, classes: int, image_size: int, softmax: bool) -> Schedule:
     return of._build(name, classes, image_size, softmax)
 
