@@ -1,11 +1,15 @@
-"""Campaigns with or without the check `state`, for tests that look at the other checks."""
+"""Campaigns with or without the check `state`, for tests that look at the other checks, and the
+problems that a campaign draws."""
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+
 from r18.backend import Backend, Kernel
 from r18.graph.ops import Problem
+from r18_oracle.generate.problems import problems
 from r18_oracle.search.campaign import Campaign, KernelReport
-from r18_oracle.search.profiles import Profile
+from r18_oracle.search.profiles import Profile, profile
 
 IN_STATE = 4
 """In the profile `brief`, one in four of the kernels that keep nothing between calls goes through
@@ -27,4 +31,18 @@ def searched(
     return kind(backend, kernel, how, seed, backend.name, None, lambda *call: None).run()
 
 
-__all__ = ["IN_STATE", "searched"]
+def drawn(kernel: Kernel, count: int) -> list[Problem]:
+    """The first problems that the profile `quick` draws for a kernel, always the same."""
+    quick = profile("quick")
+    found: list[Problem] = []
+
+    @settings(derandomize=True, deadline=None, max_examples=count, database=None)
+    @given(problem=problems(kernel, quick.max_elements, quick.max_macs))
+    def draw(problem: Problem) -> None:
+        found.append(problem)
+
+    draw()
+    return found
+
+
+__all__ = ["IN_STATE", "drawn", "searched"]

@@ -185,7 +185,7 @@ SHOWN = {
     "FC transposed": r"linear\(in_features=(?!1,)\d+, out_features=(?!1\))\d+\)",
     "tail": r"in_features=(?!\d*[048],)\d+",
 }
-"""Patterns for output that varies, of which the page shows one example."""
+"""Patterns for output that varies; the page shows one example of it."""
 
 
 @pytest.mark.parametrize(

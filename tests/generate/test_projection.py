@@ -9,12 +9,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 import r18_numpy
+from campaigns import drawn
 from faults.controls import ControlBackend, controls
 from faults.summations import halves
-from r18.backend.host import HostKernel
 from r18.graph.ops import Conv2d, ConvProjection, Linear, Problem
 from r18.graph.precision import FP16, FP32
 from r18.graph.resnet import resnet50, tiny
@@ -23,7 +22,7 @@ from r18_oracle.findings import problem_from_json, problem_to_json
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.crossings import crossings
 from r18_oracle.generate.inputs import fewest_variants, make_case
-from r18_oracle.generate.problems import fitted, problems, schedule_problems
+from r18_oracle.generate.problems import fitted, schedule_problems
 from r18_oracle.generate.shrink import elements, reductions, shrunk
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import judge
@@ -51,18 +50,6 @@ BLOCK = Problem(
 def both(problem: Problem) -> ConvProjection:
     assert isinstance(problem.op, ConvProjection)
     return problem.op
-
-
-def drawn(kernel: HostKernel, count: int) -> list[Problem]:
-    found: list[Problem] = []
-
-    @settings(derandomize=True, deadline=None, max_examples=count, database=None)
-    @given(problem=problems(kernel, QUICK.max_elements, QUICK.max_macs))
-    def draw(problem: Problem) -> None:
-        found.append(problem)
-
-    draw()
-    return found
 
 
 DRAWN = drawn(NUMPY, 150)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import r18_numpy
+from campaigns import drawn
 from faults import Backend as Faults
 from faults.conv_maxpool import FAULTS, TILE, TWINS
 from pooling_backends import Pooling, pooled, stem_alone
@@ -33,7 +34,7 @@ from r18_oracle.findings import problem_from_json, problem_to_json
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.crossings import crossings
 from r18_oracle.generate.inputs import fewest_variants, make_case
-from r18_oracle.generate.problems import problems, schedule_problems
+from r18_oracle.generate.problems import schedule_problems
 from r18_oracle.generate.stems import WINDOWS, Stems
 from r18_oracle.judge.bounds import bound
 from r18_oracle.judge.reference import reference
@@ -263,18 +264,6 @@ def test_what_a_kernel_takes_is_found_by_asking() -> None:
     assert Stems().room(10, 20) == (10, 20)
     elements, macs = Stems(WINDOWS[:1], (3,), 64).room(10, 20)
     assert (elements, macs) == (80 * 64 * 4, 80 * 64 * 4 * 147)
-
-
-def drawn(kernel: HostKernel, count: int) -> list[Problem]:
-    found: list[Problem] = []
-
-    @settings(derandomize=True, deadline=None, max_examples=count, database=None)
-    @given(problem=problems(kernel, QUICK.max_elements, QUICK.max_macs))
-    def draw(problem: Problem) -> None:
-        found.append(problem)
-
-    draw()
-    return found
 
 
 def test_drawn_problems_have_every_window_and_meet_edges_on_either_side() -> None:

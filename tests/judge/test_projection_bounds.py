@@ -376,7 +376,7 @@ def test_the_bound_is_nearly_reached_by_unlucky_data(name: str, first: int) -> N
 def test_a_weight_that_is_not_finite_is_not_judged_where_it_meets_padding(
     value: float, second: bool
 ) -> None:
-    """In either convolution: of outputs whose window lies inside the image the result is known."""
+    """In either convolution, only windows that lie inside the image have a known result."""
     conv = Conv2d(2, 3, (3, 3), (1, 1), (1, 1), residual=True)
     shortcut = Conv2d(2, 3, (3, 3), (2, 2), (1, 1))
     problem = Problem(ConvProjection(conv, shortcut), ((1, 2, 4, 4), (1, 2, 7, 7)))

@@ -125,7 +125,7 @@ def test_networks_of_bytes_do_not() -> None:
     ids=str,
 )
 def test_overrides_are_obeyed(overrides: dict[str, str], expected: list[str]) -> None:
-    """A backend that prefers pairs fuses the others too, where nothing is said of them."""
+    """A backend that prefers pairs also fuses those without an override."""
     assert fused_in(r18_numpy.Backend(), kernels=overrides) == expected
     rest = [] if {FUSED, "conv2d"} & overrides.keys() else BLOCKS
     assert fused_in(Fusing(), kernels=overrides) == sorted({*expected, *rest})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import TypeVar
 
 import torch
 from hypothesis import assume
@@ -20,11 +21,13 @@ from r18_oracle.ops.conv2d import LONG, MANY_TILES, WINDOWS, channels_of
 from r18_oracle.ops.spec import Arrays, Numbers, Summand, SumSpec, Tensors
 from r18_oracle.ops.window import Pair, Window, numbers_of, source, square, window_of
 
+T = TypeVar("T")
+
 SHORTCUTS = ((1, 2, 0), (1, 1, 0))
 """Kernel size, stride and padding of the projections of ResNets."""
 
 PREFIX = "projection_"
-"""Of the projection's numbers."""
+"""The start of the names of the projection's numbers."""
 
 
 class ConvProjectionSpec(SumSpec[ConvProjection]):
@@ -58,8 +61,7 @@ class ConvProjectionSpec(SumSpec[ConvProjection]):
 
     def addends(self, op: ConvProjection, inputs: Arrays, weights: Arrays) -> Arrays:
         """Both biases."""
-        _, *biases = weights[: len(op.conv.weights())]
-        _, *more = weights[len(op.conv.weights()) :]
+        (_, *biases), (_, *more) = _split(op, weights)
         return tuple(bias[:, None, None] for bias in (*biases, *more))
 
     def window_sum(self, op: ConvProjection, x: Array) -> Array:
@@ -92,7 +94,7 @@ class ConvProjectionSpec(SumSpec[ConvProjection]):
             (2, 2, 6, 4),
             Conv2d(5, 3, (3, 3), (2, 1), (1, 1), bias=True),
         )
-        # One output; one channel; outputs of which the convolution sees only padding.
+        # One output; one channel; outputs whose windows hold nothing but padding.
         yield _joined(Conv2d(3, 2, (3, 3), bias=True), (3, 3, 3, 3), _shortcut(1, 2))
         yield _joined(Conv2d(1, 1, (1, 1)), (1, 1, 1, 2), Conv2d(1, 1, (1, 1)))
         padded = Conv2d(2, 3, (2, 3), (1, 1), (2, 3), bias=True)
@@ -211,7 +213,7 @@ class ConvProjectionSpec(SumSpec[ConvProjection]):
         )
 
 
-def _split(op: ConvProjection, weights: Tensors) -> tuple[Tensors, Tensors]:
+def _split(op: ConvProjection, weights: tuple[T, ...]) -> tuple[tuple[T, ...], tuple[T, ...]]:
     """The weights of the convolution and those of the projection."""
     count = len(op.conv.weights())
     return weights[:count], weights[count:]
