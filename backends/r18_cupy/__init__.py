@@ -29,7 +29,7 @@ from r18.backend import (
 )
 from r18.backend import Backend as BackendBase
 from r18.errors import BackendUnavailable
-from r18.graph.all_ops import CLASSIFIERS
+from r18.graph.all_ops import CLASSIFIERS, SHORTCUTS
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.precision import FP8, FP32, INT8
 from r18.graph.scaled import ScaledConv2d
@@ -101,11 +101,14 @@ class Backend(BackendBase):
     def fastest(self, problem: Problem, precision: str) -> Fastest:
         """The choice of the probed device's tuning table. See `r18 tune`.
 
-        Without an entry: `Apart` for a fused classifier at batches above `FUSED_CLASSIFIER`,
+        Without an entry: `Apart` for a fused projection, which has not been measured, and for a
+        fused classifier at batches above `FUSED_CLASSIFIER`,
         `implicit_gemm_wgmma_pingpong` where its estimate is the lower one, in fp8
         `implicit_gemm_wgmma_halo` for a few images, else None.
         """
         found = self._tuned.best(problem, precision) if self._tuned else None
+        if found is None and isinstance(problem.op, SHORTCUTS):
+            return Apart()
         if (
             found is None
             and isinstance(problem.op, CLASSIFIERS)
@@ -113,9 +116,11 @@ class Backend(BackendBase):
         ):
             return Apart()
         if found is None and isinstance(problem.op, Conv2d):
-            from r18_cupy.catalogue import pingpong_kernels
+            from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import (
+                implicit_gemm_wgmma_pingpong_kernels,
+            )
 
-            for kernel in pingpong_kernels():
+            for kernel in implicit_gemm_wgmma_pingpong_kernels():
                 if kernel.precision.name == precision and kernel.pays(problem):
                     return Preferred(kernel.id)
         if found is None and isinstance(problem.op, ScaledConv2d):

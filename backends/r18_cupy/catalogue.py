@@ -18,11 +18,10 @@ from r18_cupy.float8.catalogue import float8_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
-from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import (
-    ImplicitGemmWgmmaPingpong,
-    implicit_gemm_wgmma_pingpong_kernels,
-)
+from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import implicit_gemm_wgmma_pingpong_kernels
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
+from r18_cupy.hopper.projection_wgmma import projection_wgmma_kernels
+from r18_cupy.hopper.winograd_one_launch import winograd_one_launch_kernels
 from r18_cupy.integers.catalogue import integer_kernels
 from r18_cupy.integers.stem_wgmma import stem_wgmma_kernels
 from r18_cupy.kernel import CudaKernel
@@ -49,10 +48,12 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *implicit_gemm_wgmma_kernels(),
         *implicit_gemm_wgmma_halo_kernels(),
         *implicit_gemm_wgmma_persistent_kernels(),
-        *pingpong_kernels(),
+        *implicit_gemm_wgmma_pingpong_kernels(),
+        *projection_wgmma_kernels(),
         *implicit_gemm_mma_kernels(),
         *grouped_mma_kernels(),
         *winograd_kernels(),
+        *winograd_one_launch_kernels(),
         *implicit_gemm_kernels(),
         *im2col_kernels(),
         *(DirectTiled(precision) for precision in PRECISIONS),
@@ -80,13 +81,6 @@ def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
     return tuple(
         kernel for kernel in all_kernels() if capability is None or kernel.runs_on(capability)
     )
-
-
-def pingpong_kernels() -> tuple[ImplicitGemmWgmmaPingpong, ...]:
-    """The ping-pong kernels. Without tf32, until a report of racecheck is explained: see
-    docs/performance-log.md."""
-    every = implicit_gemm_wgmma_pingpong_kernels()
-    return tuple(kernel for kernel in every if kernel.precision != TF32)
 
 
 def other_kernels(precision: Precision) -> tuple[CudaKernel, ...]:

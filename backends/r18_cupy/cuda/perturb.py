@@ -101,6 +101,7 @@ INSTRUCTIONS: dict[str, Rule | None] = {
     "cp.async.wait_group": Rule("wait", True, True),
     "cp.async.bulk.wait_group": Rule("wait", True, True),
     "cp.async.bulk.tensor": Rule("copy", True, False),
+    "cp.async.bulk.shared": Rule("copy", True, False),
     "cp.async.ca": Rule("copy", True, False),
     "cp.async.cg": Rule("copy", True, False),
     "ld.shared::cluster": Rule("copy", True, False),

@@ -19,18 +19,13 @@
 #define IN_CLUSTER
 #endif
 
-// Grid: x, tiles of pixels and, innermost, of channels; y, the splits of K, one cluster. `residual`
-// may be null; its descriptor is then unused. NOTE: it is not __restrict__, or the compiler could
-// read what the previous launch still writes ahead of the wait.
-extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
-conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
-                           const __grid_constant__ TensorMap weight,
-                           const __grid_constant__ TensorMap residual_map,
-                           const __grid_constant__ TensorMap out_map,
-                           const float* __restrict__ bias,
-                           const STORAGE* residual, STORAGE* __restrict__ out,
-                           const ConvShape p, const int k_tiles) {
-  const TensorMaps maps{x, weight, residual_map, out_map};
+// A CTA's tile of outputs, of `k_tiles` K tiles. `pixels_from(pixel0, first)`: their pixels from the
+// tile `first` on, for the producer. NOTE: `residual`, which may be null, is not __restrict__, or
+// the compiler could read what the previous launch still writes ahead of the wait.
+template <typename PixelsFrom>
+__device__ __forceinline__ void compute_tile(const TensorMaps& maps, const PixelsFrom& pixels_from,
+                                             const float* bias, const STORAGE* residual,
+                                             STORAGE* out, const ConvShape& p, int k_tiles) {
   extern __shared__ unsigned char dynamic[];
   unsigned char* shared = aligned_stages(dynamic);
   const unsigned tiles = shared_address(shared);
@@ -42,14 +37,15 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
   const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
   const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
 
-  prefetch_tensor_maps(weight, x, out_map, residual_map);
+  prefetch_tensor_maps(maps.weights, maps.pixels, maps.out, maps.second);
   begin_block(pipeline);
 
   const int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
   if (warpgroup == WARPGROUPS) {
     release_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == CONSUMERS) {
-      produce(maps, p, pipeline, tiles, pixel0, channel0, first, last, slabs);
+      produce(maps, pixels_from(pixel0, first), pipeline, tiles, pixel0, channel0, first, last,
+              slabs);
     }
   } else {
     acquire_registers<CONSUMER_REGISTERS>();
@@ -83,3 +79,38 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
 #endif
   }
 }
+
+// Both kernels: grid x, tiles of pixels and, innermost, of channels; y, the splits of K, one
+// cluster.
+#ifdef PROJECTION
+// The first `own_tiles` of the `k_tiles` K tiles are of `x`, the others of `z`.
+extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
+conv2d_projection_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
+                                      const __grid_constant__ TensorMap z,
+                                      const __grid_constant__ TensorMap weight,
+                                      const __grid_constant__ TensorMap out_map,
+                                      const float* __restrict__ bias, STORAGE* __restrict__ out,
+                                      const ConvShape p, const ConvShape projection,
+                                      const int k_tiles, const int own_tiles) {
+  compute_tile(
+      {x, z, weight, out_map},
+      [&](unsigned pixel0, int first) {
+        return ProjectedPixelTiles(x, p, own_tiles, z, projection, pixel0, first);
+      },
+      bias, nullptr, out, p, k_tiles);
+}
+#else
+// `residual` may be null; its descriptor is then unused.
+extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
+conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
+                           const __grid_constant__ TensorMap weight,
+                           const __grid_constant__ TensorMap residual_map,
+                           const __grid_constant__ TensorMap out_map,
+                           const float* __restrict__ bias,
+                           const STORAGE* residual, STORAGE* __restrict__ out,
+                           const ConvShape p, const int k_tiles) {
+  compute_tile({x, residual_map, weight, out_map},
+               [&](unsigned pixel0, int first) { return PixelTiles(x, p, pixel0, first); },
+               bias, residual, out, p, k_tiles);
+}
+#endif

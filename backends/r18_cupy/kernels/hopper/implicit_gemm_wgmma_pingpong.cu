@@ -33,6 +33,12 @@ __device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
   }
 }
 
+// Arrives for `count` threads.
+__device__ __forceinline__ void mbarrier_arrive(unsigned mbarrier, int count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(count)
+               : "memory");
+}
+
 // An mbarrier for each consumer warpgroup.
 struct PerWarpgroup {
   unsigned first;
@@ -61,7 +67,9 @@ conv2d_implicit_gemm_wgmma_pingpong(const __grid_constant__ TensorMap x,
   const Pipeline pipeline{slabs + sets * set_pitch, TILE_STAGES};  // of weights
   const Pipeline slot_pipeline{pipeline.end(), shape.slots};
   const PerWarpgroup turn{slot_pipeline.end(), CONSUMERS / 32};  // may use stages and slots
-  const PerWarpgroup granted{turn.end(), 1};  // its slabs hold the residual, or are free
+  // Its slabs hold the residual, or are free. Each thread arrives that wrote outputs to them, so
+  // that its stores precede those of all threads that wait.
+  const PerWarpgroup granted{turn.end(), CONSUMERS};
   const int chunks = (p.c + TILE_K - 1) / TILE_K, positions = p.kh * p.kw;
   const int warpgroup = threadIdx.x / CONSUMERS, lane = threadIdx.x % 32;
 
@@ -115,7 +123,10 @@ conv2d_implicit_gemm_wgmma_pingpong(const __grid_constant__ TensorMap x,
           tma_load_patch(slots + slot.stage * shape.slot_pitch, x, full, chunk * TILE_K, -p.pw,
                          at.line0 - p.ph, at.image);
         }
-        if (nth < sets) grant(nth, index);  // the later ones follow outputs
+        if (nth < sets) {  // the later ones follow outputs
+          mbarrier_arrive(granted.of(nth % TURNS), CONSUMERS - 1);
+          grant(nth, index);
+        }
       }
     }
     return;
@@ -190,8 +201,13 @@ conv2d_implicit_gemm_wgmma_pingpong(const __grid_constant__ TensorMap x,
       }
       tma_store_commit();
       tma_store_wait();
-      const int next = index + sets * gridDim.x;
-      if (next < shape.tiles) grant(nth + sets, next);
+    }
+    if (const int next = index + sets * gridDim.x; next < shape.tiles) {
+      if (storing) {
+        grant(nth + sets, next);
+      } else {
+        mbarrier_arrive(granted.of((nth + sets) % TURNS));
+      }
     }
     __syncwarp();
     skip_slots();
