@@ -85,8 +85,9 @@ struct alignas(128) Stage {
   float filters[POSITIONS][STEP_CHANNELS][PART_CHANNELS];
   // Neighbouring tiles are swapped: see `multiply`.
   float pixels[POSITIONS][STEP_CHANNELS][PART_TILES];
-  // `full` completes a phase when the filters and the values of all warps of a team have arrived,
-  // `empty` when every multiplier warp has read them.
+  // `full` completes a phase when the filters and the values of all threads of a team have arrived,
+  // `empty` when every multiplier has read them. Each thread arrives itself, at no cost in time:
+  // racecheck takes an arrival to release what that thread accessed, not its whole warp.
   unsigned long long full, empty;
 };
 static_assert(sizeof(Stage::filters) == FILTER_BYTES, "one bulk copy");
@@ -282,10 +283,9 @@ __device__ __forceinline__ void produce(Shared& shared, const float* x, const fl
 #pragma unroll
       for (int s = 0; s < EXTENT; ++s) out[(r * EXTENT + s) * STEP_CHANNELS * PART_TILES] = v[s];
     }
-    __syncwarp();
     // NOTE: no `fence.proxy.async`, which would wait for the pixels above. The async proxy writes
     // filters only, and what is stored here is read with ordinary loads.
-    if (lane == 0) mbarrier_arrive(full);
+    mbarrier_arrive(full);
   }
 }
 
@@ -412,9 +412,7 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Shared& shared,
     }
     load_common(STEP_CHANNELS - 1);
     multiply(sums.own, left, right);
-    // The arrival comes after this stage's last reads.
-    __syncwarp();
-    if (lane.index == 0) mbarrier_arrive(empty + state.offset);
+    mbarrier_arrive(empty + state.offset);  // after this stage's last reads
     state.advance(1);
     if (step < steps) {
       await_stage();
@@ -537,9 +535,7 @@ __device__ __forceinline__ void finish_part(Shared& shared, const Sums& sums, in
                                             const float* bias, const float* residual, float* out) {
   const Lane lane;
   const Share share(lane);
-  // The last part's last round may still be read where this one's first is written. With more
-  // steps than stages the producers' waits order the two, through three mbarriers, which racecheck
-  // does not follow.
+  // The last part's last round may still be read where this one's first is written.
   multipliers_barrier();
   write_sums(shared, sums, lane, 0);
   OutputTile tile{TilePlace(g, part, share.tile)};
@@ -571,8 +567,8 @@ winograd_one_launch(const float* __restrict__ x, const float* __restrict__ weigh
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(shared_address(&shared.stages[stage].full), 1 + TEAM);
-      mbarrier_init(shared_address(&shared.stages[stage].empty), WARPS);
+      mbarrier_init(shared_address(&shared.stages[stage].full), 1 + 32 * TEAM);
+      mbarrier_init(shared_address(&shared.stages[stage].empty), MULTIPLIERS);
     }
     mbarrier_init_fence();
   }
