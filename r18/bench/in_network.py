@@ -1,4 +1,4 @@
-"""Find the kernels that make a whole network fastest: exchange one at a time in a plan's launches.
+"""Find the plan that makes a whole network fastest: exchange one thing at a time, and time it all.
 
 The fastest kernel in isolation may not be the fastest in the network. Where launches overlap, what
 a step costs depends on its neighbours: on the shared memory and SMs that they leave free, and on
@@ -6,20 +6,27 @@ what this kernel loads before it waits for them. So the network itself is timed,
 kernel and each tile that fits in a step's place, and an exchange is kept if the network gains.
 
 One exchange concerns all steps of one problem, since a table names kernels by problem.
+
+First come the pairs of ops that one kernel can compute, such as a block's last convolution and the
+projection of its shortcut. Two kernels may run side by side with others, where one for both has to
+wait; so each pair is planned the other way round, and stays so if the network gains.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from r18.backend import (
+    Apart,
     Backend,
     Buffer,
     CompileOptions,
+    Fastest,
     Kernel,
     Launch,
     Plan,
@@ -31,7 +38,7 @@ from r18.backend import (
     output_layout,
 )
 from r18.backend.tuned import at_batch_1
-from r18.bench.tuning import TUNED_OPS, Range, prepared_at_random
+from r18.bench.tuning import TUNED_OPS, Range, prepared_at_random, timed_apart
 from r18.graph.ops import Problem
 from r18.graph.precision import precision
 from r18.graph.schedule import Schedule
@@ -66,12 +73,15 @@ class InNetwork:
     """The exchanges that sped up a network, and its times.
 
     before, after: microseconds of the plan and of the plan with all exchanges, taken in turns.
-    table:         the kernel of each problem with its time alone. Kernels that were not exchanged
-                   are listed too, so that plans do not use another batch's.
+    pairs:         of ops that the plan computed in one kernel and now computes in two, or the other
+                   way round; by the problem of both.
+    table:         the kernel of each problem with its time alone, or that of a pair's two kernels.
+                   What was not exchanged is listed too, so that plans do not use another batch's.
     """
 
     before: float
     after: float
+    pairs: tuple[Problem, ...]
     exchanges: tuple[Exchange, ...]
     table: Table
 
@@ -176,9 +186,21 @@ class Network:
         self, run: Callable[[], None], other: Callable[[], None], pairs: int
     ) -> tuple[float, float]:
         """The medians of both, taken in turns, after one untimed turn."""
-        times = [(self.microseconds(run), self.microseconds(other)) for _ in range(pairs + 1)][1:]
-        first, second = zip(*times, strict=True)
-        return statistics.median(first), statistics.median(second)
+        return _in_turns(lambda: self.microseconds(run), lambda: self.microseconds(other), pairs)
+
+    def timer(self, exchanged: Mapping[Problem, Kernel]) -> Callable[[], float]:
+        """A function that measures the network with some kernels exchanged, in microseconds."""
+        run = self.run(exchanged)
+        return lambda: self.microseconds(run)
+
+
+def _in_turns(
+    first: Callable[[], float], second: Callable[[], float], pairs: int
+) -> tuple[float, float]:
+    """The medians of two measurements, taken in turns, after one turn that warms up."""
+    times = [(first(), second()) for _ in range(pairs + 1)][1:]
+    before, after = zip(*times, strict=True)
+    return statistics.median(before), statistics.median(after)
 
 
 def tune_in_network(
@@ -192,14 +214,22 @@ def tune_in_network(
     schedule: at level `none`, or at `options.fusion`. progress: called with each problem's result.
     Raises as `make_plan` does.
     """
-    network = Network(backend, make_plan(backend, schedule, options))
+    pairs = _Pairs(backend, schedule, options)
+    start = network = pairs.network(pairs.planned)
+    joined = pairs.planned
+    for problem in joined:
+        tried = joined | {problem: not joined[problem]}
+        other = pairs.network(tried)
+        present, turned = _in_turns(network.timer({}), other.timer({}), CONFIRM)
+        if present - turned > GAIN * present:
+            network, joined = other, tried
+        progress(f"{problem}: {'one kernel' if joined[problem] else 'two kernels'}")
     planned = network.problems
     backend.prepare(
         (one, problem)
         for problem, kernel in planned.items()
         for one in network.candidates(problem, kernel)
     )
-    network.settle()
     chosen: dict[Problem, Kernel] = {}
     gains: dict[Problem, float] = {}
     for _ in range(SWEEPS):
@@ -213,13 +243,59 @@ def tune_in_network(
         if chosen == before:
             break
     exchanged = {p: one for p, one in chosen.items() if one.id != planned[p].id}
-    first, last = network.compared(network.run({}), network.run(exchanged), CONFIRM)
+    first, last = _in_turns(start.timer({}), network.timer(exchanged), CONFIRM)
+    divided = {p: pairs.kernels[p] for p, one in joined.items() if not one}
     return InNetwork(
         first,
         last,
+        tuple(problem for problem, one in joined.items() if one is not pairs.planned[problem]),
         tuple(Exchange(p, planned[p].id, k.id, gains[p]) for p, k in exchanged.items()),
-        _table(backend, planned | exchanged, options.precision),
+        _table(backend, planned | exchanged, divided, options.precision),
     )
+
+
+class _Pairs:
+    """The pairs of ops that a plan may compute in one kernel or in two.
+
+    kernels: what computes each of them, by the problem of both.
+    planned: for each, whether the backend's plan computes it in one.
+    """
+
+    def __init__(self, backend: Backend, schedule: Schedule, options: CompileOptions) -> None:
+        self._backend, self._schedule, self._options = backend, schedule, options
+        steps = self._plan(_joining(backend, lambda problem: _is_pair(problem) or None)).steps
+        self.kernels = {step.problem: step.kernel for step in steps if _is_pair(step.problem)}
+        now = {step.problem for step in self._plan(backend).steps}
+        self.planned = {problem: problem in now for problem in self.kernels}
+
+    def network(self, joined: Mapping[Problem, bool]) -> Network:
+        """The network with each pair in one kernel or in two, ready to be measured."""
+        view = _joining(self._backend, joined.get)
+        found = Network(view, self._plan(view))
+        found.settle()
+        return found
+
+    def _plan(self, backend: Backend) -> Plan:
+        return make_plan(backend, self._schedule, self._options)
+
+
+def _is_pair(problem: Problem) -> bool:
+    return bool(problem.op.parts) and isinstance(problem.op, TUNED_OPS)
+
+
+def _joining(backend: Backend, joins: Callable[[Problem], bool | None]) -> Backend:
+    """The backend with another say on pairs of ops: one kernel, two, or its own choice for None."""
+    there = copy(backend)
+
+    def fastest(problem: Problem, name: str) -> Fastest:
+        found = backend.fastest(problem, name)
+        joined = joins(problem)
+        if joined is False:
+            return Apart()
+        return None if joined and isinstance(found, Apart) else found
+
+    vars(there)["fastest"] = fastest
+    return there
 
 
 def _better(
@@ -249,13 +325,25 @@ def _better(
     return found
 
 
-def _table(backend: Backend, kernels: Mapping[Problem, Kernel], name: str) -> Table:
-    """The kernels of the problems, with their times alone, as `r18 tune` measures them."""
-    choices: dict[str, dict[int, Timing]] = {}
+def _table(
+    backend: Backend,
+    kernels: Mapping[Problem, Kernel],
+    divided: Mapping[Problem, Kernel],
+    name: str,
+) -> Table:
+    """The kernels of the problems, with their times alone, as `r18 tune` measures them.
+
+    divided: pairs that two kernels compute, and the kernel that would compute both.
+    """
+    timings = {}
     for problem, kernel in kernels.items():
         place = Range(backend, problem, precision(name))
-        alone = Timing(kernel.id, place.measure(place.launches(kernel), 20, 7))
-        choices.setdefault(at_batch_1(problem), {})[problem.batch] = alone
+        timings[problem] = Timing(kernel.id, place.measure(place.launches(kernel), 20, 7))
+    for problem, kernel in divided.items():
+        timings[problem] = timed_apart(backend, problem, name, input_layout(kernel, problem))
+    choices: dict[str, dict[int, Timing]] = {}
+    for problem, timing in timings.items():
+        choices.setdefault(at_batch_1(problem), {})[problem.batch] = timing
     return Table(str(backend.probe()), {name: choices})
 
 

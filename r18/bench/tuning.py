@@ -347,6 +347,14 @@ def _timings(backend: Backend, problem: Problem, name: str) -> list[Timing]:
     ]
 
 
+def timed_apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> Timing:
+    """The least time of a problem's two ops by their own kernels, of inputs in the layout `reads`.
+
+    Raises `ValueError` for a problem whose ops no two kernels of the backend compute.
+    """
+    return _fastest(_apart(backend, problem, name, reads))
+
+
 def _apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> list[Timing]:
     """The two ops of a problem by their own kernels, as a plan has them; nothing where it cannot.
 
@@ -397,6 +405,7 @@ __all__ = [
     "as_on",
     "prepared_at_random",
     "shipped_table",
+    "timed_apart",
     "tune",
     "tuned_schedules",
 ]

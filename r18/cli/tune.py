@@ -66,9 +66,10 @@ def tune(
     both at level all. Exit code 2 when there was nothing to measure.
 
     The fastest kernel in isolation may not be the fastest in the network, where launches overlap.
-    With --in-network, kernels and tiles replace those of this device's plan at level all, one
-    problem at a time, and stay if the network gets faster. Run `r18 tune` first: the plan starts
-    from the table that plans on this device use, not from --out.
+    With --in-network, one thing at a time is exchanged in this device's plan at level all, and
+    stays so if the network gets faster: pairs of ops become one step or two, kernels and tiles
+    replace those of a problem. Run `r18 tune` first: the plan starts from the table that plans on
+    this device use, not from --out.
     """
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)
@@ -137,8 +138,8 @@ def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits:
     with progress_bar() as bar:
         found = tune_in_network(backend, taken, CompileOptions(size, name), bar.advance)
     typer.echo(
-        f"{name}, batch {size}: {found.before:.1f} µs, with {len(found.exchanges)} kernels "
-        f"exchanged {found.after:.1f} µs"
+        f"{name}, batch {size}: {found.before:.1f} µs, with {len(found.pairs)} pairs of ops and "
+        f"{len(found.exchanges)} kernels exchanged {found.after:.1f} µs"
     )
     return found.table
 

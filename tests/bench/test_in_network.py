@@ -13,11 +13,11 @@ import r18_numpy
 from commands import r18
 from r18.backend import CompileOptions, Fastest, Kernel, Launch, Preferred, Table, Timing
 from r18.backend.registry import load_backend
-from r18.backend.tuned import at_batch_1, read_table
+from r18.backend.tuned import APART, at_batch_1, read_table
 from r18.bench.in_network import Network, tune_in_network
 from r18.bench.tuning import as_on
 from r18.cli.app import REFUSED
-from r18.graph.ops import Conv2d, Linear, Problem
+from r18.graph.ops import Conv2d, ConvProjection, Linear, Problem
 from r18.graph.passes import fuse
 from r18.graph.quantize import LEVEL, quantized
 from r18.graph.quantized import QuantizedConv2d
@@ -77,13 +77,22 @@ def convolutions(launches: list[Launch]) -> list[str]:
     return [one.kernel.id for one in launches if isinstance(one.problem.op, Conv2d)]
 
 
+def pairs(launches: list[Launch]) -> int:
+    """How many launches compute two ops each."""
+    return sum(bool(one.problem.op.parts) for one in launches)
+
+
 def test_an_exchange_that_helps_is_kept_for_all_steps_of_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried = costing(
-        monkeypatch, lambda launches: sum(2 - ("/m2" in one) for one in convolutions(launches))
+        monkeypatch,
+        lambda launches: (
+            9 * pairs(launches) + sum(2 - ("/m2" in one) for one in convolutions(launches))
+        ),
     )
     found = tune_in_network(WithTiles(), SCHEDULE, CompileOptions())
+    assert found.pairs == ()
     plan = make_plan(WithTiles(), SCHEDULE, CompileOptions())
     problems = {step.problem for step in plan.steps if isinstance(step.problem.op, Conv2d)}
     assert {one.problem for one in found.exchanges} == problems
@@ -93,6 +102,53 @@ def test_an_exchange_that_helps_is_kept_for_all_steps_of_a_problem(
     assert (found.before, found.after) == (2 * steps, steps)
     assert sum(one.gain for one in found.exchanges) == steps
     assert "numpy/conv2d/direct/fp32" in tried  # other algorithms as well as tiles
+
+
+class Tabled(r18_numpy.Backend):
+    """A backend that follows a table, and prefers nothing else."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table = table
+
+    def fastest(self, problem: Problem, precision: str) -> Fastest:
+        return self.table.best(problem, precision)
+
+
+def test_pairs_of_ops_become_one_step_where_the_network_gains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cost(launches: list[Launch]) -> float:
+        """Launches; one of a projection and its convolution costs three below 64 channels."""
+        few = [one for one in launches if isinstance(one.problem.op, ConvProjection)]
+        return len(launches) + 2 * sum(one.problem.output[1] < 64 for one in few)
+
+    costing(monkeypatch, cost)
+    apart = make_plan(r18_numpy.Backend(), SCHEDULE, CompileOptions(2))
+    assert not any(step.problem.op.parts for step in apart.steps)
+    said: list[str] = []
+    found = tune_in_network(r18_numpy.Backend(), SCHEDULE, CompileOptions(2), said.append)
+    assert sorted(problem.op.name for problem in found.pairs) == ["conv2d_projection", "gap_linear"]
+    assert (found.before, found.after) == (len(apart.steps), len(apart.steps) - 2)
+    plan = make_plan(Tabled(found.table), SCHEDULE, CompileOptions(2))
+    assert {s.problem for s in plan.steps if s.problem.op.parts} == set(found.pairs)
+    assert sum(line.endswith(": one kernel") for line in said) == 2
+    divided = [line for line in said if line.endswith(": two kernels")]
+    timings = [row[2] for row in found.table.choices["fp32"].values()]
+    assert [one.kernel for one in timings].count(APART) == len(divided) == 2
+    assert all(one.microseconds > 0 for one in timings)
+
+
+def test_pairs_that_a_table_joins_come_apart_where_the_network_gains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined = r18_numpy.Backend()
+    monkeypatch.setattr(joined, "fastest", lambda problem, precision: None, raising=False)
+    costing(monkeypatch, lambda launches: 100 + 3 * pairs(launches) - len(launches))
+    found = tune_in_network(joined, SCHEDULE, CompileOptions())
+    assert {problem.op.name for problem in found.pairs} == {"conv2d_projection", "gap_linear"}
+    plan = make_plan(Tabled(found.table), SCHEDULE, CompileOptions())
+    assert not any(step.problem.op.parts for step in plan.steps)
 
 
 def test_what_does_not_help_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
