@@ -30,7 +30,7 @@ from r18.cli.app import REFUSED
 from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
 from r18.graph.all_ops import CLASSIFIERS
-from r18.graph.ops import Conv2d, ConvMaxPool, Problem
+from r18.graph.ops import Conv2d, ConvMaxPool, ConvProjection, Problem
 from r18.graph.passes import fuse, fuse_pairs
 from r18.graph.quantize import quantized
 from r18.graph.quantized import QuantizedConv2d
@@ -73,10 +73,10 @@ def function_of(kernel: Launching, problem: Problem) -> Any:
 
 
 def problems(batches: Iterable[int]) -> list[Problem]:
-    """The network's distinct convolutions in plans at fusion level `all`, and its classifier with
-    the pooling before it."""
+    """The network's distinct convolutions in plans at fusion level `all`, with and without what
+    they can be fused with, and its classifier with the pooling before it."""
     fused = fuse(network("resnet18"), "all")
-    ops = (Conv2d, ConvMaxPool, QuantizedConv2d, ScaledConv2d, *CLASSIFIERS)
+    ops = (Conv2d, ConvMaxPool, ConvProjection, QuantizedConv2d, ScaledConv2d, *CLASSIFIERS)
     schedules = (fused, quantized(fused), scaled(fused))
     found = (
         problem

@@ -730,6 +730,17 @@ def test_a_table_of_mutants_has_a_row_for_each_choice_of_files(folder: Path) -> 
     assert "\n2026-11-20 to 2026-11-23.\n" in text
 
 
+def test_no_mutant_tried_is_no_score(folder: Path) -> None:
+    path = folder / "mutate-nvidia-h200.json"
+    data = json.loads(path.read_text())
+    run = data["backends"]["cupy"]
+    run |= {"mutants": 3, "killed": 0, "survived": 0, "equivalent": 1, "invalid": 2, "left": 4}
+    run["score"] = 0.0
+    path.write_text(json.dumps(data))
+    text = rendered(block("mutate devices=nvidia-h200 backends=cupy"), folder)
+    assert lines(text)[2:] == ["| cupy | nvidia-h200 | 3 | 0 | 0 | 1 | 2 | 4 | — |"]
+
+
 def test_making_tables_again_changes_nothing(folder: Path) -> None:
     text = block("verify device=nvidia-h200") + block("sanitize device=nvidia-h200")
     once = rendered(text, folder)

@@ -91,7 +91,8 @@ def mutate_table(options: Options, folder: Path) -> Table:
                     keys = ("mutants", "killed", "survived", "equivalent", "invalid", "left")
                     counts = (f"{one[key]:,}" for key in keys)
                     what = f"{name}, `{files}`" if files else name
-                    rows.append((what, device, *counts, f"{one['score']:.2f} %"))
+                    tried = one["killed"] + one["survived"]
+                    rows.append((what, device, *counts, f"{one['score']:.2f} %" if tried else "—"))
     if not rows:
         raise UsageError(f"no record of {options['devices']} has mutants of '{asked}'")
     heads = (
