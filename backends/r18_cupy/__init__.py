@@ -101,8 +101,8 @@ class Backend(BackendBase):
     def fastest(self, problem: Problem, precision: str) -> Fastest:
         """The choice of the probed device's tuning table. See `r18 tune`.
 
-        Without an entry: `Apart` for a fused projection, which has not been measured, and for a
-        fused classifier at batches above `FUSED_CLASSIFIER`,
+        Without an entry: `Apart` for a fused projection, which is slower for one image on an H200,
+        and for a fused classifier at batches above `FUSED_CLASSIFIER`,
         `implicit_gemm_wgmma_pingpong` where its estimate is the lower one, in fp8
         `implicit_gemm_wgmma_halo` for a few images, else None.
         """

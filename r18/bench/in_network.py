@@ -1,4 +1,5 @@
-"""Find the plan that makes a whole network fastest: exchange one thing at a time, and time it all.
+"""Find the plan that makes a whole network fastest, by changing one thing at a time and timing all
+of it.
 
 The fastest kernel in isolation may not be the fastest in the network. Where launches overlap, what
 a step costs depends on its neighbours: on the shared memory and SMs that they leave free, and on
@@ -7,9 +8,11 @@ kernel and each tile that fits in a step's place, and an exchange is kept if the
 
 One exchange concerns all steps of one problem, since a table names kernels by problem.
 
-First come the pairs of ops that one kernel can compute, such as a block's last convolution and the
-projection of its shortcut. Two kernels may run side by side with others, where one for both has to
-wait; so each pair is planned the other way round, and stays so if the network gains.
+Pairs of ops that one kernel can compute come first, such as a block's last convolution and the
+projection of its shortcut. One launch fewer is not always faster: a separate projection may run at
+the same time as another step. So each pair is also planned the other way, and stays so if the
+network gains. A pair that the table divides is tried with the first kernel that takes it, before
+kernels are exchanged.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from r18.backend import (
 )
 from r18.backend.tuned import at_batch_1
 from r18.bench.tuning import TUNED_OPS, Range, prepared_at_random, timed_apart
+from r18.errors import NoKernel
 from r18.graph.ops import Problem
 from r18.graph.precision import precision
 from r18.graph.schedule import Schedule
@@ -53,7 +57,7 @@ CONFIRMED = 3
 GAIN = 0.001
 """The share of the network's time that an exchange must save."""
 SLOW = 1.5
-"""A network that takes this many times as long in its first run is not measured again."""
+"""A changed network that takes this many times as long in its first run is not measured again."""
 SWEEPS = 3
 """The most passes over all problems: an exchange changes the best choice for its neighbours."""
 
@@ -70,13 +74,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class InNetwork:
-    """The exchanges that sped up a network, and its times.
+    """The changes that sped up a network, and its times.
 
-    before, after: microseconds of the plan and of the plan with all exchanges, taken in turns.
+    before, after: microseconds of the plan and of the plan with all changes, taken in turns.
     pairs:         of ops that the plan computed in one kernel and now computes in two, or the other
                    way round; by the problem of both.
-    table:         the kernel of each problem with its time alone, or that of a pair's two kernels.
-                   What was not exchanged is listed too, so that plans do not use another batch's.
+    table:         each problem's kernel and its time alone; for a divided pair, `APART` and the
+                   time of its two kernels. What was not changed is listed too, so that plans do not
+                   use another batch's.
     """
 
     before: float
@@ -209,21 +214,14 @@ def tune_in_network(
     options: CompileOptions,
     progress: Callable[[str], None] = lambda text: None,
 ) -> InNetwork:
-    """Exchange kernels of the backend's plan for as long as the network gets faster.
+    """Plan pairs of ops the other way, then exchange kernels, as long as the network gets faster.
 
     schedule: at level `none`, or at `options.fusion`. progress: called with each problem's result.
     Raises as `make_plan` does.
     """
     pairs = _Pairs(backend, schedule, options)
-    start = network = pairs.network(pairs.planned)
-    joined = pairs.planned
-    for problem in joined:
-        tried = joined | {problem: not joined[problem]}
-        other = pairs.network(tried)
-        present, turned = _in_turns(network.timer({}), other.timer({}), CONFIRM)
-        if present - turned > GAIN * present:
-            network, joined = other, tried
-        progress(f"{problem}: {'one kernel' if joined[problem] else 'two kernels'}")
+    start = pairs.network(pairs.planned)
+    network, joined = pairs.turned(start, progress)
     planned = network.problems
     backend.prepare(
         (one, problem)
@@ -263,20 +261,51 @@ class _Pairs:
 
     def __init__(self, backend: Backend, schedule: Schedule, options: CompileOptions) -> None:
         self._backend, self._schedule, self._options = backend, schedule, options
+        planned = {step.problem for step in self._plan(backend).steps}
         steps = self._plan(_joining(backend, lambda problem: _is_pair(problem) or None)).steps
-        self.kernels = {step.problem: step.kernel for step in steps if _is_pair(step.problem)}
-        now = {step.problem for step in self._plan(backend).steps}
-        self.planned = {problem: problem in now for problem in self.kernels}
+        self.kernels = {
+            step.problem: step.kernel
+            for step in steps
+            if _is_pair(step.problem) and self._divides(step.problem)
+        }
+        self.planned = {problem: problem in planned for problem in self.kernels}
+
+    def _plan(self, backend: Backend) -> Plan:
+        return make_plan(backend, self._schedule, self._options)
+
+    def _divides(self, problem: Problem) -> bool:
+        """Whether two kernels can compute the pair; an override may ask for one."""
+        try:
+            plan = self._plan(_joining(self._backend, {problem: False}.get))
+        except NoKernel:
+            return False
+        return all(step.problem != problem for step in plan.steps)
 
     def network(self, joined: Mapping[Problem, bool]) -> Network:
         """The network with each pair in one kernel or in two, ready to be measured."""
         view = _joining(self._backend, joined.get)
-        found = Network(view, self._plan(view))
+        plan = self._plan(view)
+        self._backend.prepare((step.kernel, step.problem) for step in plan.steps)
+        found = Network(view, plan)
         found.settle()
         return found
 
-    def _plan(self, backend: Backend) -> Plan:
-        return make_plan(backend, self._schedule, self._options)
+    def turned(
+        self, network: Network, progress: Callable[[str], None]
+    ) -> tuple[Network, dict[Problem, bool]]:
+        """Plan each pair the other way where the network, as planned by the backend, gains."""
+        joined = self.planned
+        for problem in joined:
+            tried = joined | {problem: not joined[problem]}
+            other = self.network(tried)
+            now, then = network.timer({}), other.timer({})
+            if then() <= SLOW * now():
+                before, after = _in_turns(now, then, CONFIRM)
+                if before - after > GAIN * before:
+                    network, joined = other, tried
+            del other, now, then  # or a third network would be in memory beside the next
+            progress(f"{problem}: {'one kernel' if joined[problem] else 'two kernels'}")
+        return network, joined
 
 
 def _is_pair(problem: Problem) -> bool:
@@ -284,7 +313,9 @@ def _is_pair(problem: Problem) -> bool:
 
 
 def _joining(backend: Backend, joins: Callable[[Problem], bool | None]) -> Backend:
-    """The backend with another say on pairs of ops: one kernel, two, or its own choice for None."""
+    """A copy of the backend that decides by `joins` whether one kernel computes a pair (True), or
+    two do (False). None leaves it to the backend.
+    """
     there = copy(backend)
 
     def fastest(problem: Problem, name: str) -> Fastest:
@@ -333,14 +364,17 @@ def _table(
 ) -> Table:
     """The kernels of the problems, with their times alone, as `r18 tune` measures them.
 
-    divided: pairs that two kernels compute, and the kernel that would compute both.
+    divided: pairs that two kernels compute, and the kernel that would compute both. A pair whose
+    two kernels cannot be timed alone is left out, and the backend decides.
     """
     timings = {}
     for problem, kernel in kernels.items():
         place = Range(backend, problem, precision(name))
         timings[problem] = Timing(kernel.id, place.measure(place.launches(kernel), 20, 7))
     for problem, kernel in divided.items():
-        timings[problem] = timed_apart(backend, problem, name, input_layout(kernel, problem))
+        timed = timed_apart(backend, problem, name, input_layout(kernel, problem))
+        if timed is not None:
+            timings[problem] = timed
     choices: dict[str, dict[int, Timing]] = {}
     for problem, timing in timings.items():
         choices.setdefault(at_batch_1(problem), {})[problem.batch] = timing

@@ -347,12 +347,13 @@ def _timings(backend: Backend, problem: Problem, name: str) -> list[Timing]:
     ]
 
 
-def timed_apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> Timing:
-    """The least time of a problem's two ops by their own kernels, of inputs in the layout `reads`.
+def timed_apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> Timing | None:
+    """The time of the fastest two kernels that compute a problem's ops one after the other.
 
-    Raises `ValueError` for a problem whose ops no two kernels of the backend compute.
+    reads: the layout of the inputs. None: no two kernels compute them, relayouts included.
     """
-    return _fastest(_apart(backend, problem, name, reads))
+    found = _apart(backend, problem, name, reads)
+    return _fastest(found) if found else None
 
 
 def _apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> list[Timing]:

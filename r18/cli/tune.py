@@ -52,7 +52,7 @@ def tune(
     bits: Annotated[int, typer.Option(help="Of a weight in int8: 8, 4 or 2.")] = 8,
     in_network: Annotated[
         bool,
-        typer.Option("--in-network", help="Exchange kernels in the network, and time all of it."),
+        typer.Option("--in-network", help="Choose pairs and kernels by the time of the network."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The table's file. [where plans on this device look]")
@@ -66,10 +66,11 @@ def tune(
     both at level all. Exit code 2 when there was nothing to measure.
 
     The fastest kernel in isolation may not be the fastest in the network, where launches overlap.
-    With --in-network, one thing at a time is exchanged in this device's plan at level all, and
-    stays so if the network gets faster: pairs of ops become one step or two, kernels and tiles
-    replace those of a problem. Run `r18 tune` first: the plan starts from the table that plans on
-    this device use, not from --out.
+    With --in-network the whole network is timed. First each pair of ops that one kernel can compute
+    is planned the other way, in one step or two; then kernels and tiles replace those of this
+    device's plan at level all, one problem at a time. A change stays if the network gets faster.
+    Run `r18 tune` first: the plan starts from the table that plans on this device use, not from
+    --out.
     """
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)
@@ -138,8 +139,9 @@ def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits:
     with progress_bar() as bar:
         found = tune_in_network(backend, taken, CompileOptions(size, name), bar.advance)
     typer.echo(
-        f"{name}, batch {size}: {found.before:.1f} µs, with {len(found.pairs)} pairs of ops and "
-        f"{len(found.exchanges)} kernels exchanged {found.after:.1f} µs"
+        f"{name}, batch {size}: {found.before:.1f} µs before, {found.after:.1f} µs with "
+        f"{len(found.pairs)} pairs of ops planned the other way and {len(found.exchanges)} kernels "
+        "exchanged"
     )
     return found.table
 

@@ -17,7 +17,7 @@ from r18.backend.tuned import APART, at_batch_1, read_table
 from r18.bench.in_network import Network, tune_in_network
 from r18.bench.tuning import as_on
 from r18.cli.app import REFUSED
-from r18.graph.ops import Conv2d, ConvProjection, Linear, Problem
+from r18.graph.ops import Conv2d, ConvProjection, GlobalAvgPool, Linear, Problem
 from r18.graph.passes import fuse
 from r18.graph.quantize import LEVEL, quantized
 from r18.graph.quantized import QuantizedConv2d
@@ -149,6 +149,51 @@ def test_pairs_that_a_table_joins_come_apart_where_the_network_gains(
     assert {problem.op.name for problem in found.pairs} == {"conv2d_projection", "gap_linear"}
     plan = make_plan(Tabled(found.table), SCHEDULE, CompileOptions())
     assert not any(step.problem.op.parts for step in plan.steps)
+
+
+class WithoutPooling(r18_numpy.Backend):
+    """A backend that can only pool where it also computes the classifier."""
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(one for one in super().kernels() if one.op is not GlobalAvgPool)
+
+    def fastest(self, problem: Problem, precision: str) -> Fastest:
+        return None
+
+
+def test_pairs_that_only_one_kernel_computes_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costing(monkeypatch, lambda launches: 100 + 3 * pairs(launches) - len(launches))
+    backend = WithoutPooling()
+    found = tune_in_network(backend, SCHEDULE, CompileOptions())
+    assert {problem.op.name for problem in found.pairs} == {"conv2d_projection"}
+    asked = CompileOptions(kernels={"conv2d_projection": "*"})
+    assert tune_in_network(backend, SCHEDULE, asked).pairs == ()
+
+
+def test_pairs_are_not_turned_where_that_takes_far_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bool] = []
+
+    def cost(launches: list[Launch]) -> float:
+        runs.append(bool(pairs(launches)))
+        return 1000.0 if pairs(launches) else 100.0
+
+    costing(monkeypatch, cost)
+    found = tune_in_network(r18_numpy.Backend(), SCHEDULE, CompileOptions())
+    assert found.pairs == ()
+    assert sum(runs) == 4 * (5 + 1)  # to settle, and one look
+
+
+def test_a_pair_whose_kernels_cannot_be_timed_is_left_to_the_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costing(monkeypatch, lambda launches: 100 + 3 * pairs(launches))
+    monkeypatch.setattr("r18.bench.in_network.timed_apart", lambda *about: None)
+    found = tune_in_network(r18_numpy.Backend(), SCHEDULE, CompileOptions())
+    timings = [row[1] for row in found.table.choices["fp32"].values()]
+    assert timings
+    assert not any(one.kernel == APART for one in timings)
 
 
 def test_what_does_not_help_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

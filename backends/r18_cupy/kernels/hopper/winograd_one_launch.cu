@@ -86,8 +86,8 @@ struct alignas(128) Stage {
   // Neighbouring tiles are swapped: see `multiply`.
   float pixels[POSITIONS][STEP_CHANNELS][PART_TILES];
   // `full` completes a phase when the filters and the values of all threads of a team have arrived,
-  // `empty` when every multiplier has read them. Each thread arrives itself, not
-  // one for its warp: racecheck takes an arrival to release what that thread accessed.
+  // `empty` when every multiplier has read them. One thread could arrive for its warp, but racecheck
+  // takes an arrival to release what that very thread accessed.
   unsigned long long full, empty;
 };
 static_assert(sizeof(Stage::filters) == FILTER_BYTES, "one bulk copy");
