@@ -28,12 +28,13 @@ from r18_oracle.mutation import run as running
 from r18_oracle.mutation.edits.python import OPERATORS
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
+from r18_oracle.mutation.process import Ended
 from r18_oracle.mutation.reach import reach, reaching
 from r18_oracle.mutation.run import run
 from r18_oracle.mutation.score import Score
 from r18_oracle.mutation.tested import NAME as CORE
 from r18_oracle.mutation.tested import parts_of, reasons_in
-from r18_oracle.mutation.trial import LATE, Question, trial
+from r18_oracle.mutation.trial import LATE, Question, tidied, trial
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, Pool
 
@@ -667,6 +668,14 @@ def tried(pool: Pool, root: Path, mutant: Mutant, **limits: Any) -> Any:
     }
     (outcome,) = pool.run([Job(trial, arguments, TOY, "")])
     return outcome.result
+
+
+def test_a_message_names_files_as_the_package_does(tmp_path: Path) -> None:
+    root = tmp_path / "r18-mutate-ab12_"
+    said = f'{root}/tmp1_2/pkg/k.cu(3): see "../..{root}/unchanged/pkg/k.cuh"'
+    found = tidied(Ended("invalid", f"\x1b[1m{said}\x1b[0m"), root)
+    assert found == Ended("invalid", 'pkg/k.cu(3): see "pkg/k.cuh"')
+    assert tidied(None, root) is None
 
 
 def test_a_trial_that_is_late_has_found_nothing(tmp_path: Path, pool: Pool) -> None:

@@ -94,6 +94,9 @@ class Passed:
     silence: float
 
 
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Escape sequences by which Numba colours a compiler's messages on a terminal."""
+
 INVALID = "invalid"
 """The check of a mutant that does not compile."""
 SAME_CODE = "same code"
@@ -261,7 +264,7 @@ def _examine(request: _Request, say: Say) -> Finding | Ended | str | None:
     try:
         backend = load_backend(target.backend)
     except BaseException as error:
-        return Ended("import", described(error))
+        return tidied(Ended("import", described(error)), request.question.root)
     strays = [n for n in _modules(target.package) if not _comes_from(sys.modules[n], root)]
     if strays:
         return f"{', '.join(strays)} did not come from the copy in {root}"
@@ -279,7 +282,7 @@ def _examine(request: _Request, say: Say) -> Finding | Ended | str | None:
     # No kernel's pace tells how long a program of them all is compiled.
     patient = announcing(request.question.how.call_seconds)
     try:
-        return _search(request, backend, announce, patient)
+        return tidied(_search(request, backend, announce, patient), request.question.root)
     except _TimeIsUp:
         return Ended(LATE, "its time was up")
     except Exception as error:  # it would end `r18 verify` too, so the mutant is caught
@@ -406,6 +409,17 @@ def _about(finding: Finding) -> Finding | Ended:
     if finding.check == "runs" and error and error[1] in COMPILER_ERRORS:
         return Ended(INVALID, " ".join(finding.message.split()))
     return finding
+
+
+def tidied(found: Finding | Ended | None, root: Path) -> Finding | Ended | None:
+    """What was found with a message for a record: files by their place in the package, no colours.
+
+    root: the folder of the copies, whose name differs from run to run.
+    """
+    if found is None:
+        return None
+    message = re.sub(rf"[^\s'\"(]*{re.escape(root.name)}/\w+/", "", found.message)
+    return replace(found, message=COLOURS.sub("", message))
 
 
 # -- the copy ----------------------------------------------------------------------------------
