@@ -13,7 +13,7 @@ import pytest
 from cuda_support import On
 from r18.backend import Array, CompileOptions
 from r18.errors import NoKernel
-from r18.graph.ops import Conv2d, ConvMaxPool, Layout, Problem
+from r18.graph.ops import Conv2d, ConvMaxPool, ConvProjection, Layout, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18.graph.resnet import resnet18, tiny
@@ -179,7 +179,7 @@ def test_rounding_to_tf32() -> None:
 def test_convolutions_in_tf32_round_their_outputs_and_nothing_else_does() -> None:
     """Exactly the kernels whose contract has tf32 outputs compile with `TF32_OUTPUT`."""
     for kernel in all_kernels():
-        convolves = kernel.precision == TF32 and kernel.op in (Conv2d, ConvMaxPool)
+        convolves = kernel.precision == TF32 and kernel.op in (Conv2d, ConvMaxPool, ConvProjection)
         assert (kernel.contract.output == "tf32") == convolves, kernel.id
         macros = [dict(entry.defines) for entry in kernel.entries()]
         assert all(("TF32_OUTPUT" in of) == convolves for of in macros), kernel.id
