@@ -6,7 +6,7 @@ import ast
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from r18_oracle.findings import Finding
 from r18_oracle.mutation import equivalents
 from r18_oracle.mutation import run as running
 from r18_oracle.mutation.edits.python import OPERATORS
-from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
+from r18_oracle.mutation.mutants import LANGUAGES, Mutant, Target, mutants_of, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
 from r18_oracle.mutation.process import Ended
 from r18_oracle.mutation.reach import reach, reaching
@@ -459,6 +459,65 @@ def test_what_has_changed_is_run_again_and_what_is_asked_for(tmp_path: Path) -> 
     assert len(rerun(seed=1)) == len(everything)  # on other inputs
     with pytest.raises(UnknownName, match="did you mean 'survived'"):
         rerun(again="survive")
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_fates_outlive_comments_and_move_with_their_lines(tmp_path: Path) -> None:
+    reported = Told()
+    common = {"network": None, "workers": 1, "records_folder": tmp_path}
+    run(TOY, **common)
+    path = tmp_path / "mutate-cpu.json"
+    data = json.loads(path.read_text())
+    results = data["backends"][TOY]["results"]
+
+    def below(name: str) -> str:
+        file, line, *others = name.split(":")
+        return ":".join([file, str(int(line) + 7), *others])
+
+    data["backends"][TOY]["results"] = {below(name): fate for name, fate in results.items()}
+    path.write_text(json.dumps(data))
+    run(TOY, **common, progress=reported)
+    assert reported.ids == []
+    assert recorded(tmp_path)["results"] == results
+
+
+@pytest.mark.parametrize(
+    ("suffix", "source", "same", "other"),
+    [
+        (
+            ".py",
+            'def f(a):\n    """Adds."""\n    return a + 1  # one\n',
+            "def f(a):\n    # one more\n    return (a + 1)\n",
+            "def f(a):\n    return a + 2\n",
+        ),
+        (
+            ".cu",
+            "int f(int a) { return a + 1; }  // one\n",
+            "/* adds */\nint f(int a)  { return a + 1; }\n",
+            "int f(int a) { return a + 2; }\n",
+        ),
+    ],
+)
+def test_comments_and_layout_are_no_code(suffix: str, source: str, same: str, other: str) -> None:
+    code = LANGUAGES[suffix].code
+    assert code(source) == code(same) != code(other)
+
+
+def test_a_digest_depends_on_the_code_and_the_change(numpy_plan: Plan) -> None:
+    kernel = next(iter(numpy_plan.reaches))
+    first, second = numpy_plan.mutants[:2]
+    digest = numpy_plan.digest([kernel], first)
+    assert digest != numpy_plan.digest([kernel], second)
+    assert numpy_plan.digest([kernel]) not in (digest, numpy_plan.digest([]))
+
+    def edited(change: Callable[[str], str]) -> Plan:
+        texts = dict(numpy_plan.texts)
+        for file in texts:
+            texts[file] = change(texts[file])
+        return replace(numpy_plan, texts=texts, _codes={}, _digests={})
+
+    assert edited(lambda text: f"# A comment.\n\n{text}").digest([kernel], first) == digest
+    assert edited(lambda text: f"{text}\nMORE = 1\n").digest([kernel], first) != digest
 
 
 @pytest.mark.usefixtures("quick_runs")

@@ -90,7 +90,8 @@ def mutate(
     is equivalent. score = killed / (all - equivalent - invalid).
 
     With --record each mutant is recorded as soon as it is judged. Mutants that the record holds for
-    the same sources are not run, so the same command continues where it stopped.
+    the same code are not run, so the same command continues where it stopped. Comments and
+    docstrings may change, and lines move.
 
     --core FILE changes sources that no kernel runs. FILE is a table of these files and of the tests
     that judge the changes.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from r18.backend.digest import cuda_tokens
 from r18.backend.registry import installed, load_backend
 from r18.errors import BackendUnavailable
 from r18_oracle.mutation.edits import KINDS, STATE, Edit, cuda, cuda_state, python, python_state
@@ -27,18 +28,24 @@ class Language:
     meaning: (source, start, end, text) → a value that is equal for changes that differ only in
              form; None for a syntax error. Mutants with the meaning of the original (text = "" at
              an empty span) or of an earlier mutant of their kind are dropped.
+    code:    a source without what no mutant's fate depends on: comments, docstrings, layout.
     compiled: sources are compiled to machine code ahead of a call, which shows whether a mutant
              is valid and differs from the original; see `r18.backend.Kernel`.
     """
 
     edits: Mapping[str, Callable[[str], Iterator[Edit]]]
     meaning: Callable[[str, int, int, str], object | None]
+    code: Callable[[str], str]
     compiled: bool = False
 
 
-CUDA = Language({"tokens": cuda.edits, "state": cuda_state.edits}, cuda.meaning, compiled=True)
+CUDA = Language(
+    {"tokens": cuda.edits, "state": cuda_state.edits}, cuda.meaning, cuda_tokens, compiled=True
+)
 LANGUAGES = {
-    ".py": Language({"tokens": python.edits, "state": python_state.edits}, python.meaning),
+    ".py": Language(
+        {"tokens": python.edits, "state": python_state.edits}, python.meaning, python.code
+    ),
     ".cu": CUDA,
     ".cuh": CUDA,
 }
@@ -101,6 +108,12 @@ class Mutant:
 def file_of(name: str) -> str:
     """The file of the mutant with this id."""
     return name.rsplit(":", 5)[0]
+
+
+def placeless(name: str) -> str:
+    """The id without its line, which changes with the lines above it."""
+    file, _, *others = name.rsplit(":", 5)
+    return ":".join((file, *others))
 
 
 def operator_of(name: str) -> str:

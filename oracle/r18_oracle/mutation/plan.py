@@ -34,6 +34,7 @@ class Plan:
     reasons: Mapping[str, str]
     texts: Mapping[str, str]
     reaches: Mapping[str, tuple[Span, ...]]
+    _codes: dict[str, str] = field(default_factory=dict)
     _digests: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     @classmethod
@@ -77,16 +78,30 @@ class Plan:
         return mutant.diff(self.texts[mutant.file])
 
     def digest(self, kernels: Iterable[str], mutant: Mutant | None = None) -> str:
-        """A shortened sha256 of these kernels' sources, with a mutant's change if one is given."""
+        """A shortened sha256 of these kernels' code, with a mutant's change if one is given.
+
+        Neither comments nor docstrings count, nor the line that the change is on.
+        """
         chosen = tuple(kernels)
         if chosen not in self._digests:
             files = sorted({span[0] for kernel in chosen for span in self.reaches[kernel]})
-            parts = [*chosen, *(f"{file}\0{self.texts[file]}" for file in files)]
-            self._digests[chosen] = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+            self._digests[chosen] = _sha256(*chosen, *map(self._code, files))
         if mutant is None:
             return self._digests[chosen][:16]
-        changed = f"{self._digests[chosen]}\0{mutant.file}\0{mutant.source}"
-        return hashlib.sha256(changed.encode()).hexdigest()[:16]
+        own = self._code(mutant.file)
+        return _sha256(self._digests[chosen], own, *map(str, mutant.key))[:16]
+
+    def _code(self, file: str) -> str:
+        """A digest of a file's code."""
+        if file not in self._codes:
+            language = LANGUAGES.get(Path(file).suffix)
+            text = self.texts[file]
+            self._codes[file] = _sha256(file, language.code(text) if language else text)
+        return self._codes[file]
+
+
+def _sha256(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 For each backend it holds the last run's sample and score, and the fate of each mutant. A run of
 other files than the first keeps that score and adds its own, as one of `samples`. A run reuses the
-fates whose sources have not changed, so a stopped run can be continued.
+fates whose code has not changed, wherever it is now, so a stopped run can be continued.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from r18.backend import DeviceInfo
 from r18.records.kinds import Environment, Fate, Mutate, MutateRun, MutateSample, PaceOf
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import STATE
-from r18_oracle.mutation.mutants import Mutant, file_of, kind_of, operator_of
+from r18_oracle.mutation.mutants import Mutant, file_of, kind_of, operator_of, placeless
 from r18_oracle.mutation.plan import Pace, Plan
 from r18_oracle.mutation.score import Result, Score
 
@@ -71,6 +71,7 @@ class Journal:
         old = record.backends.get(plan.target.backend) if record else None
         same = old and all(getattr(old, name) == value for name, value in self._how.items())
         self._old = old if same else None
+        self._moved: set[str] = set()
         self._entries = self._fresh()
         self._paces = self._unchanged()
 
@@ -115,6 +116,8 @@ class Journal:
 
         def stays(name: str) -> bool:
             """With a score stay the fates that it is of, even if sources have changed since."""
+            if name in self._moved:
+                return False
             others = keeps_score and not fnmatchcase(file_of(name), request["files"])
             return others or kind_of(name) != self._kind
 
@@ -161,13 +164,20 @@ class Journal:
         return kinds != {"state"} and request["files"] != self._old.files
 
     def _fresh(self) -> dict[str, Fate]:
-        """The old fates of mutants whose change and kernels are the same."""
+        """The old fates of mutants whose change and kernels are the same, on whatever line."""
+        names: dict[str, list[str]] = {}
         old = self._old.results if self._old else {}
-        return {
-            mutant.id: old[mutant.id]
-            for mutant in self._plan.mutants
-            if mutant.id in old and self._is_fresh(mutant, old[mutant.id])
-        }
+        for name in old:
+            names.setdefault(placeless(name), []).append(name)
+        fresh = {}
+        for mutant in self._plan.mutants:
+            for name in names.get(placeless(mutant.id), ()):
+                if self._is_fresh(mutant, old[name]):
+                    fresh[mutant.id] = old[name]
+                    if name != mutant.id:
+                        self._moved.add(name)
+                    break
+        return fresh
 
     def _is_fresh(self, mutant: Mutant, old: Fate) -> bool:
         """Whether a mutant's old fate holds: the kernels that killed it, or else all it is shown

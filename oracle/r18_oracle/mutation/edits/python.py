@@ -76,6 +76,16 @@ def edits(source: str) -> Iterator[Edit]:
     return edits_by(OPERATORS, source)
 
 
+def code(source: str) -> str:
+    """The source without comments and docstrings, in one layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
 def meaning(source: str, start: int, end: int, text: str) -> object | None:
     """The position and the syntax tree of the smallest changed statement; see `Language`."""
     first, last, indent = view_of(source).whole(start, end, text)
