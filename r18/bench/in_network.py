@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,7 +40,7 @@ from r18.backend import (
     output_layout,
 )
 from r18.backend.tuned import at_batch_1
-from r18.bench.tuning import TUNED_OPS, Range, prepared_at_random, timed_apart
+from r18.bench.tuning import TUNED_OPS, Range, choosing, prepared_at_random, timed_apart
 from r18.errors import NoKernel
 from r18.graph.ops import Problem
 from r18.graph.precision import precision
@@ -303,7 +302,7 @@ class _Pairs:
                 before, after = _in_turns(now, then, CONFIRM)
                 if before - after > GAIN * before:
                     network, joined = other, tried
-            del other, now, then  # or a third network would be in memory beside the next
+            del other, now, then  # frees its memory before the next one is built
             progress(f"{problem}: {'one kernel' if joined[problem] else 'two kernels'}")
         return network, joined
 
@@ -316,7 +315,6 @@ def _joining(backend: Backend, joins: Callable[[Problem], bool | None]) -> Backe
     """A copy of the backend that decides by `joins` whether one kernel computes a pair (True), or
     two do (False). None leaves it to the backend.
     """
-    there = copy(backend)
 
     def fastest(problem: Problem, name: str) -> Fastest:
         found = backend.fastest(problem, name)
@@ -325,8 +323,7 @@ def _joining(backend: Backend, joins: Callable[[Problem], bool | None]) -> Backe
             return Apart()
         return None if joined and isinstance(found, Apart) else found
 
-    vars(there)["fastest"] = fastest
-    return there
+    return choosing(backend, fastest)
 
 
 def _better(

@@ -104,13 +104,19 @@ def as_on(device: str, backend: Backend) -> Backend:
     if not path.is_file():
         known = sorted(file.stem for file in path.parent.glob("*.json"))
         raise unknown(f"device with a table of '{backend.name}'", device, known)
-    there, table = copy(backend), read_table(path)
+    table = read_table(path)
     unprobed = load_backend(backend.name)  # `backend` may have found the table of this machine
 
     def fastest(problem: Problem, precision_name: str) -> Fastest:
         found = table.best(problem, precision_name)
         return unprobed.fastest(problem, precision_name) if found is None else found
 
+    return choosing(backend, fastest)
+
+
+def choosing(backend: Backend, fastest: Callable[[Problem, str], Fastest]) -> Backend:
+    """A copy of the backend in whose plans another function takes the place of its `fastest`."""
+    there = copy(backend)
     vars(there)["fastest"] = fastest
     return there
 
@@ -404,6 +410,7 @@ __all__ = [
     "TUNED_OPS",
     "Range",
     "as_on",
+    "choosing",
     "prepared_at_random",
     "shipped_table",
     "timed_apart",
