@@ -78,6 +78,16 @@ def tile_rows(count, most):
     return (count + tiles - 1) // tiles
 
 
+@function
+def seen_rows(first, count, height):
+    """The rows of a window that an image has: how many come before them, and how many they are.
+
+    The window has `count` rows from row `first` of the image on, which may be above it.
+    """
+    above = min(count, max(0, -first))
+    return above, max(above, min(count, height - first)) - above
+
+
 @intrinsic
 def multiply_tile(
     typing: Any, rows: Any, cut: Any, gap: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any,

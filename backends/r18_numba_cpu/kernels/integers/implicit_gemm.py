@@ -30,53 +30,49 @@ from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, 
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
 from r18_numba_cpu.kernels.integers.requantize import widened
 from r18_numba_cpu.kernels.jit import function, kernel, overload
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, seen_rows, tile_rows
 from r18_numba_cpu.kernels.vector import LANES, store_lanes
 
 portable_multiply, tile_multiply = portable.multiply, register_tile.multiply
 amx_multiply_band = amx.banded(store_tile)
 
 
-def multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+def multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
     """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
 
-    By the type of `b`: int32 are for AMX.
+    top: the first row of the image that the band has. By the type of `b`: int32 are for AMX.
     """
     raise NotImplementedError("compiled only")
 
 
 @overload(multiply_band)
-def _multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+def _multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
     if b.dtype == types.int32:
-        return lambda rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers: (
-            amx_multiply_band(
-                rows,
-                a,
-                a_at,
-                shape,
-                b,
-                b_at,
-                depth,
-                c,
-                c_at,
-                tile,
-                terms,
-                numbers,
-                COVER,
-            )
-        )
 
-    def by_register_tiles(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+        def by_tiles(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+            amx_multiply_band(
+                rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers, COVER
+            )
+
+        return by_tiles
+
+    def by_register_tiles(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
         pixel_stride = shape.stride_w * shape.channels
+        run_size = depth.length * COLUMNS * (4 // b.itemsize)
         most = tile_rows(shape.out_w, ROWS)
         for row in range(rows):
-            start = a_at + row * shape.stride_h * depth.stride
+            skipped, runs = 0, depth.runs
+            # The padding of signed bytes is 128, and the bias takes away what it adds to a sum.
+            if terms.how.flip == 0:
+                skipped, runs = seen_rows(top + row * shape.stride_h, depth.runs, shape.height)
+            seen = Depth(runs, depth.length, depth.stride)
+            start = a_at + (row * shape.stride_h + skipped) * depth.stride
             for column in range(0, shape.out_w, most):
                 pixel = tile.pixel + row * shape.out_w + column
                 multiply(
                     min(most, shape.out_w - column),
-                    a, start + column * pixel_stride, pixel_stride,
-                    b, b_at, depth, c, c_at, Tile(pixel, tile.channel, tile.outputs), terms,
+                    a, start + column * pixel_stride, pixel_stride, b, b_at + skipped * run_size,
+                    seen, c, c_at, Tile(pixel, tile.channel, tile.outputs), terms,
                 )  # fmt: skip
 
     return by_register_tiles
@@ -207,7 +203,7 @@ def implicit_gemm(
                     pixel = ((first + s) * shape.out_h + first_row) * shape.out_w
                     tile = Tile(pixel, panel * COLUMNS, shape.outputs)
                     multiply_band(
-                        rows, slot, ROWS * COLUMNS + s * blocking.band, shape, weight,
+                        rows, top, slot, ROWS * COLUMNS + s * blocking.band, shape, weight,
                         panel * panel_size, depth, sums, worker * n[SUMS], tile, terms, numbers,
                     )  # fmt: skip
             block = take_block(counters, worker, blocks)
