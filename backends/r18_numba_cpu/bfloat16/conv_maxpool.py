@@ -3,71 +3,37 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from r18.backend import Array
 from r18.graph.ops import ConvMaxPool, Layout, Problem, Shape
 from r18_numba_cpu.bfloat16 import products
-from r18_numba_cpu.blocking import BAND_NBYTES
-from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
-from r18_numba_cpu.kernels.arguments import CACHE_LINE, Blocks, ConvShape, Epilogue
-from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, channels_last, panels, problem_of, round_up
+from r18_numba_cpu.compiled import module, most_threads, run, workers
+from r18_numba_cpu.conv_maxpool import Cut, shapes
+from r18_numba_cpu.conv_maxpool import cut as blocks
+from r18_numba_cpu.kernels.arguments import Epilogue
+from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, channels_last, problem_of
 
 NBYTES = 2
 """Bytes of a bfloat16."""
 
-MADE_NBYTES = 256 << 10
-"""The convolution's rows of a block, of about this size, stay in a core's L2 cache."""
-
-
-class Cut(NamedTuple):
-    """How a problem is cut into blocks. rows: of pooled outputs in a block."""
-
-    conv: ConvShape
-    pool: ConvShape
-    rows: int
-    blocking: Blocks
-
 
 def cut(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
     """The blocks of a problem. read: (N, H, W, C)."""
-    n, height, width, channels = read
-    middle = op.conv.infer((n, channels, height, width))
-    made, written = map(Layout.NHWC.physical, (middle, op.pool.infer(middle)))
+    made, written = shapes(op, read)
     conv = products.band_shape(op.conv, read, made, group)
     pool = problem_of(op.pool, made, written)[1]
 
-    def made_rows(rows: int) -> int:
-        """The convolution's rows that `rows` rows of pooled outputs need."""
-        return min(conv.out_h, (rows - 1) * pool.stride_h + pool.kernel_h)
+    def after(rows: int) -> int:
+        return products.beyond(conv, rows, group)
 
-    def seen_rows(rows: int) -> int:
-        return (made_rows(rows) - 1) * conv.stride_h + conv.kernel_h
-
-    itemsize = products.scratch_dtype(group).itemsize
-    length = ((conv.out_w - 1) * conv.stride_w + conv.kernel_w) * conv.channels
-    rows = 1
-    while (
-        rows < pool.out_h
-        and made_rows(rows + 1) * conv.out_w * conv.outputs * NBYTES <= MADE_NBYTES
-        and seen_rows(rows + 1) * length * itemsize <= BAND_NBYTES
-    ):
-        rows += 1
-    bands = max(ceil_div(pool.out_h, rows), ceil_div(2 * threads, n))  # two blocks a thread
-    if n % threads:  # or as many more for each
-        bands = round_up(bands, threads)
-    rows = ceil_div(pool.out_h, bands)
-    most = made_rows(rows)
-    band = round_up(seen_rows(rows) * length, CACHE_LINE)
-    slot = round_up(band + products.beyond(conv, most, group), CACHE_LINE)
-    return Cut(conv, pool, rows, Blocks(1, most, panels(conv.outputs), band, slot))
+    return blocks(conv, pool, NBYTES, products.scratch_dtype(group).itemsize, threads, after)
 
 
 def sizes(found: Cut, group: int) -> tuple[int, ...]:
     """The bytes of all workers' sums, bands, rows of the convolution, and lines."""
-    line = found.conv.out_w * found.conv.outputs * NBYTES
+    line = found.line * NBYTES
     each = (
         products.sums_size(group) * FLOAT_NBYTES,
         found.blocking.slot * products.scratch_dtype(group).itemsize,

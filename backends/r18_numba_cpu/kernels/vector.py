@@ -272,6 +272,19 @@ def copy_run(typing: Any, array: Any, source: Any, out: Any, to: Any, count: Any
 
 
 @intrinsic
+def move_run(typing: Any, array: Any, source: Any, to: Any, count: Any) -> Any:
+    """array[to : to + count] = array[source : source + count] as it was; they may overlap."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        read = address(context, builder, signature.args[0], *values[:2])
+        written = address(context, builder, signature.args[0], values[0], values[2])
+        cgutils.raw_memmove(builder, written, read, values[3], array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
 def fetch_add(typing: Any, counter: Any) -> Any:
     """Atomically add 1 to counter[0] (int64) and return its old value."""
 

@@ -1,12 +1,8 @@
-"""A convolution in bfloat16 fused with its max pooling: its output stays in a core's cache.
-
-1. A block is a few rows of pooled outputs. A worker copies the band of the padded image that they
-   need, and makes the convolution's rows of it in a buffer of its own, as `implicit_gemm` does. It
-   keeps rows that it made for the block before. Rows that another worker made are made again.
-2. It pools them, as `maxpool` does.
-"""
+"""A convolution in bfloat16 fused with its max pooling. See `kernels.conv_maxpool`."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
@@ -15,16 +11,31 @@ from r18_numba_cpu.kernels.arguments import (
     PAIRED_SUMS,
     Blocks,
     ConvShape,
-    Depth,
     Epilogue,
     Summed,
-    Tile,
 )
 from r18_numba_cpu.kernels.bfloat16.implicit_gemm import copy_band, multiply_band
-from r18_numba_cpu.kernels.blocks import take_block
-from r18_numba_cpu.kernels.jit import kernel
-from r18_numba_cpu.kernels.maxpool import pool_row
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS
+from r18_numba_cpu.kernels.conv_maxpool import pooled
+from r18_numba_cpu.kernels.jit import function, kernel
+
+
+class Image(NamedTuple):
+    """x: of bfloat16, (N, C, H, W) if from_nchw, else (N, H, W, C). stored: its channels."""
+
+    x: Any
+    from_nchw: bool
+    stored: int
+
+
+@function
+def copy_image(image, sample, top, rows, row_length, shape, line, scratch, band):
+    """`copy_band` of an `Image`. line: not used."""
+    copy_band(
+        image.from_nchw, image.x, image.stored, sample, top, rows, row_length, shape, scratch, band
+    )
+
+
+make_blocks = pooled(copy_image, multiply_band)
 
 
 @kernel
@@ -50,46 +61,16 @@ def conv_maxpool(
     pool = ConvShape(
         p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[11], p[12]
     )
-    each_rows = p[13]
-    row_length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
-    panels = (shape.outputs + COLUMNS - 1) // COLUMNS
-    panel_size = weight.size // panels
-    depth = Depth(shape.kernel_h, shape.kernel_w * shape.channels, row_length)
     line_size = shape.out_w * shape.outputs
     made_size = blocking.rows * line_size
-    bands = (pool.out_h + each_rows - 1) // each_rows
-    blocks = shape.samples * bands
     counters = np.zeros(workers, np.int64)
     for worker in prange(workers):
         conv = made[worker * made_size : (worker + 1) * made_size]
         line = lines[worker * line_size : (worker + 1) * line_size]
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
         terms = Summed(bias, conv, conv, how)
-        slot = worker * blocking.slot
-        last_block, last_end, last_size = -1, 0, 0  # what `conv` holds
-        block = take_block(counters, worker, blocks)
-        while block < blocks:
-            sample, first = block // bands, block % bands * each_rows
-            end = min(pool.out_h, first + each_rows)
-            first_row = max(0, first * pool.stride_h - pool.pad_h)
-            end_row = min(shape.out_h, (end - 1) * pool.stride_h - pool.pad_h + pool.kernel_h)
-            kept = 0
-            if first > 0 and block == last_block + 1:
-                kept = max(0, last_end - first_row)
-                conv[: kept * line_size] = conv[last_size - kept * line_size : last_size]
-            rows = end_row - first_row - kept
-            if rows > 0:
-                top = (first_row + kept) * shape.stride_h - shape.pad_h
-                seen = (rows - 1) * shape.stride_h + shape.kernel_h
-                copy_band(from_nchw, x, stored, sample, top, seen, row_length, shape, scratch, slot)
-                for panel in range(panels):
-                    tile = Tile(kept * shape.out_w, panel * COLUMNS, shape.outputs)
-                    multiply_band(
-                        rows, top, scratch, slot, shape, weight, panel * panel_size, depth, sums,
-                        worker * n[PAIRED_SUMS], tile, terms, numbers,
-                    )  # fmt: skip
-            for row in range(first, end):
-                to = (sample * pool.out_h + row) * pool.out_w * pool.outputs
-                pool_row(conv, -first_row, row, out, to, line, np.uint16(0), pool)
-            last_block, last_end, last_size = block, end_row, (end_row - first_row) * line_size
-            block = take_block(counters, worker, blocks)
+        make_blocks(
+            counters, worker, Image(x, from_nchw, stored), shape, blocking, pool, p[13],
+            shape.kernel_w * shape.channels, weight, sums, worker * n[PAIRED_SUMS],
+            scratch, worker * blocking.slot, conv, line, terms, numbers, out, np.uint16(0),
+        )  # fmt: skip
