@@ -33,13 +33,16 @@ def blocks(shape: ConvShape, threads: int, group: int) -> Blocks:
     """
 
     def after(rows: int) -> int:
-        if group != AMX:
-            return group
-        return tiles.beyond(shape, rows, tiles.cover(shape, rows, False))
+        return beyond(shape, rows, group)
 
-    dtype = _scratch_dtype(group)
+    dtype = scratch_dtype(group)
     weights = weight_nbytes(shape, dtype)
     return blocking.blocks(shape, threads, dtype.itemsize, weights, after, tile_size())
+
+
+def beyond(shape: ConvShape, rows: int, group: int) -> int:
+    """The elements that are read behind a band of `rows` rows of outputs."""
+    return tiles.beyond(shape, rows, tiles.cover(shape, rows, False)) if group == AMX else group
 
 
 def sums_size(group: int) -> int:
@@ -52,7 +55,7 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
     op, shapes = problem.op, (problem.inputs[0], problem.output)
     assert isinstance(op, Sum)
     shape = conv_shape(op, *map(Layout.NHWC.physical, shapes))
-    slot = blocks(shape, most_threads(), group).slot * _scratch_dtype(group).itemsize
+    slot = blocks(shape, most_threads(), group).slot * scratch_dtype(group).itemsize
     return most_threads() * (sums_size(group) * INT_NBYTES + slot)
 
 
@@ -73,11 +76,14 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
     """The kernel's arguments that are not arrays, as int64. Cached: every run needs them."""
     shape = conv_shape(op, read, written)
     cut, how = blocks(shape, most_threads(), group), requantization(op, group)
-    extra: tuple[int, ...] = ()
-    if group == AMX:
-        cover = tiles.cover(shape, cut.rows, op.input_storage[0] == "int8")
-        extra = (*cover, *tiles.configuration(cover))
+    extra = tiled(shape, cut.rows, op) if group == AMX else ()
     return np.array(packed_numbers(shape, cut, how, sums_size(group), *extra), np.int64)
+
+
+def tiled(shape: ConvShape, rows: int, op: Sum) -> tuple[int, ...]:
+    """AMX's `Cover` of a band of `rows` rows of outputs, and its configuration of tiles."""
+    cover = tiles.cover(shape, rows, op.input_storage[0] == "int8")
+    return (*cover, *tiles.configuration(cover))
 
 
 def requantization(op: Sum, group: int) -> Requantization:
@@ -100,10 +106,11 @@ def gemm(
     run(
         module("integers.implicit_gemm").implicit_gemm,
         *(x, weight, bias, multiplier, residual, residual_multiplier, written),
-        *(workspace[:sums].view(np.int32), workspace[sums:].view(_scratch_dtype(group))),
+        *(workspace[:sums].view(np.int32), workspace[sums:].view(scratch_dtype(group))),
         *(numbers(op, inputs[0].shape, out.shape, group), workers()),
     )
 
 
-def _scratch_dtype(group: int) -> np.dtype[np.generic]:
+def scratch_dtype(group: int) -> np.dtype[np.generic]:
+    """The dtype of the scratch for a band of the image."""
     return np.dtype(BANDS[group])

@@ -15,6 +15,7 @@ from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
     QuantizedConv2d,
+    QuantizedConvMaxPool,
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
@@ -23,7 +24,7 @@ from r18.graph.quantized import (
 )
 from r18_numba_cpu.blocking import several_samples
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
-from r18_numba_cpu.integers import winograd
+from r18_numba_cpu.integers import conv_maxpool, winograd
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
 from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, WORDS, flip_of, pack
 from r18_numba_cpu.others import POOL, moved, pool
@@ -48,7 +49,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         options = {"edges": (VECTOR, PANEL), "layout": Layout.NHWC, **options}
         return HostKernel(NAME, op, algorithm, INT8, contract, run, batch_invariant=True, **options)
 
-    def products(ending: str, group: int) -> tuple[HostKernel, HostKernel]:
+    def products(ending: str, group: int) -> tuple[HostKernel, ...]:
         suffix = ending.removesuffix(f"/{INT8}")
         options: dict[str, Any] = {
             "run": partial(gemm, group=group),
@@ -59,8 +60,17 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         of_floats = several_samples(channels=2048)
         several = Problem(QuantizedConv2d(cast(Conv2d, of_floats.op), ("uint8",)), of_floats.inputs)
         conv = {"extras": EXTRAS, "extra_problems": (several,), **options}
+        pooled = {
+            **options,
+            "run": partial(conv_maxpool.conv_maxpool, group=group),
+            "pack": partial(conv_maxpool.pack, group=group),
+            "scratch": partial(conv_maxpool.workspace_nbytes, group=group),
+            "reads": Layout.NCHW,
+            "extras": EXTRAS,
+        }
         return (
             kernel(QuantizedConv2d, f"implicit_gemm{suffix}", **conv),
+            kernel(QuantizedConvMaxPool, f"implicit_gemm{suffix}", **pooled),
             kernel(QuantizedLinear, f"tiled{suffix}", **options),
         )
 

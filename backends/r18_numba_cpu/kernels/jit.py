@@ -54,9 +54,22 @@ def function(function: Callable[..., Any]) -> Any:
     return njit(nogil=True, error_model="numpy", inline="never", **UNCOUNTED)(function)
 
 
-def overload(function: Callable[..., Any]) -> Any:
-    """Choose a function's code by the types of its arguments; see `numba.extending.overload`."""
-    return extending.overload(function, jit_options=UNCOUNTED)
+INLINED: Any = {"forceinline": True}
+"""Have LLVM inline a function, where it would not. A call of one with a tile's arguments, about a
+hundred words, takes as long as a short tile's products."""
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile a function that is called in one place, and there for each tile."""
+    return njit(nogil=True, error_model="numpy", **UNCOUNTED, **INLINED)(function)
+
+
+def overload(function: Callable[..., Any], inline: bool = False) -> Any:
+    """Choose a function's code by the types of its arguments; see `numba.extending.overload`.
+
+    inline: see `inlined`.
+    """
+    return extending.overload(function, jit_options=UNCOUNTED | INLINED if inline else UNCOUNTED)
 
 
 def assembly(kernel: Any, arguments: tuple[Any, ...]) -> str:

@@ -26,12 +26,10 @@ from r18_numba_cpu.kernels.arguments import (
 )
 from r18_numba_cpu.kernels.blocks import take_block
 from r18_numba_cpu.kernels.integers import portable, register_tile
-from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, store_bytes
+from r18_numba_cpu.kernels.integers.bands import copy_band
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
-from r18_numba_cpu.kernels.integers.requantize import widened
-from r18_numba_cpu.kernels.jit import function, kernel, overload
+from r18_numba_cpu.kernels.jit import kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, seen_rows, tile_rows
-from r18_numba_cpu.kernels.vector import LANES, store_lanes
 
 portable_multiply, tile_multiply = portable.multiply, register_tile.multiply
 amx_multiply_band = amx.banded(store_tile)
@@ -83,7 +81,7 @@ def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
     raise NotImplementedError("compiled only")
 
 
-@overload(multiply)
+@overload(multiply, inline=True)
 def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
     if a.dtype == types.float32:
 
@@ -100,53 +98,6 @@ def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
             store_tile(rows, c, c_at, tile, terms)
 
     return in_registers
-
-
-def put(scratch, at, value, lanes):
-    """scratch[at : at + lanes] = the first lanes of a vector of bytes, in the type of scratch."""
-    raise NotImplementedError("compiled only")
-
-
-@overload(put)
-def _put(scratch, at, value, lanes):
-    if scratch.dtype == types.float32:
-        return lambda scratch, at, value, lanes: store_lanes(
-            scratch, at, widened(value, False), lanes
-        )
-    return lambda scratch, at, value, lanes: store_bytes(scratch, at, value, lanes)
-
-
-@function
-def fill(scratch, first, count, byte):
-    """scratch[first : first + count] = byte."""
-    value = repeated(byte)
-    for at in range(0, count, LANES):
-        put(scratch, first + at, value, min(LANES, count - at))
-
-
-@function
-def copy_band(x, flip, sample, top, rows, row_length, shape, scratch, band):
-    """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
-
-    x: (N, H, W, C) of bytes. flip: 128 if they are signed, else 0: it is added modulo 256, and to
-    the padding's zeros. A row of the band has `row_length` elements, (pixels, channels). Rows that
-    fall between two windows are skipped, because no tap reads them.
-    """
-    left = min(shape.pad_w * shape.channels, row_length)  # a narrow window may see only padding
-    right = left + min(shape.width * shape.channels, row_length - left)
-    for row in range(rows):
-        if row % shape.stride_h >= shape.kernel_h:
-            continue
-        to = band + row * row_length
-        if top + row < 0 or top + row >= shape.height:
-            fill(scratch, to, row_length, flip)
-            continue
-        source = ((sample * shape.height + top + row) * shape.width) * shape.channels
-        fill(scratch, to, left, flip)
-        for at in range(0, right - left, LANES):
-            lanes = min(LANES, right - left - at)
-            put(scratch, to + left + at, flipped(load_bytes(x, source + at, lanes), flip), lanes)
-        fill(scratch, to + right, row_length - right, flip)
 
 
 @kernel

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -16,14 +17,16 @@ from numba.core import cgutils
 from r18_numba_cpu.kernels.integers.bytes import INT32, as_bytes
 from r18_numba_cpu.kernels.integers.dots import BY_ELEMENT, Dot
 from r18_numba_cpu.kernels.integers.requantize import (
+    CAN_PACK,
     INT_ALIGNMENT,
     INTEGERS,
     load_integers,
+    round_packed,
     round_saturated,
     to_numbers,
     widen,
 )
-from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.jit import function, inlined
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, rolled
 from r18_numba_cpu.kernels.vector import (
     FLOAT_ALIGNMENT,
@@ -36,7 +39,7 @@ from r18_numba_cpu.kernels.vector import (
 )
 
 
-@function
+@inlined
 def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
     """C[p, o] = Σ_(r, g, q) A[p·a_row + r·stride + G·g + q]·B[r·length + g, o, q], for a `Depth`.
 
@@ -74,7 +77,8 @@ def multiply_sums(
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         with _each_count(builder, values[0]) as counts:
             for rows in counts:
-                sums = _multiply_rows(rows, context, builder, signature.args, values[:9])
+                first = [ir.Constant(INTEGERS, None)] * VECTORS
+                sums = _multiply_rows(rows, context, builder, signature.args, values[:9], first)
                 to = address(context, builder, signature.args[9], *values[9:])
                 _keep(sums, to, builder)
         return context.get_dummy_value()
@@ -99,8 +103,17 @@ def multiply_tile(
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         with _each_count(builder, values[0]) as counts:
             for rows in counts:
-                sums = _multiply_rows(rows, context, builder, signature.args, values[:9])
                 is_whole = context.is_true(builder, types.boolean, values[11])
+                shift = address(context, builder, signature.args[15], values[15], values[13])
+                first = [
+                    builder.select(
+                        is_whole,
+                        load_integers(builder, _lane(builder, shift, v)),
+                        ir.Constant(INTEGERS, None),
+                    )
+                    for v in range(VECTORS)
+                ]
+                sums = _multiply_rows(rows, context, builder, signature.args, values[:9], first)
                 with builder.if_else(is_whole) as (finish, keep):
                     with finish:
                         _finish(sums, context, builder, signature.args[12:], values[12:])
@@ -129,34 +142,49 @@ def _each_count(builder: Any, rows: Any) -> Iterator[Iterator[int]]:
     builder.position_at_end(end)
 
 
-def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: Any) -> list[Any]:
-    """The code for one number of rows; returns the places of its sums, row by row."""
+def _multiply_rows(
+    rows: int, context: Any, builder: Any, kinds: Any, values: Any, first: list[Any]
+) -> list[Any]:
+    """The code for one number of rows; returns the places of its sums, row by row.
+
+    first: what a row's sums begin with.
+    """
     _, a, a_at, a_row, b, b_at, runs, length, stride = values
     a_base = address(context, builder, kinds[1], a, a_at)
     dot: Dot = BY_ELEMENT[kinds[1].dtype]
 
     # LLVM promotes these to registers, because nothing takes their addresses.
     sums = [cgutils.alloca_once(builder, INTEGERS) for _ in range(rows * VECTORS)]
-    for place in sums:
-        builder.store(ir.Constant(INTEGERS, None), place)
+    for index, place in enumerate(sums):
+        builder.store(first[index % VECTORS], place)
     b_next = cgutils.alloca_once_value(builder, address(context, builder, kinds[4], b, b_at))
 
+    step_to = cgutils.alloca_once_value(builder, a_row)
     with cgutils.for_range(builder, runs, intp=INDEX) as run:
         corner = builder.gep(a_base, [builder.mul(run.index, stride)])
-        starts = [ahead(builder, corner, a_row, p) for p in range(rows)]
         with rolled(builder, length) as group:
             here = builder.load(b_next)
             columns = [_columns(builder, here, v, dot) for v in range(VECTORS)]
-            offset = builder.mul(group, ir.Constant(INDEX, dot.group))
-            for p, start in enumerate(starts):
-                place = builder.bitcast(builder.gep(start, [offset]), INT32.as_pointer())
-                factor = splat(builder, builder.load(place, align=1))
-                factor = builder.bitcast(factor, dot.factors)
+            # NOTE: what LLVM knows nothing of, it cannot turn into a pointer for each row. Those
+            # leave too few registers, and the loads would be ready in the same cycle: where rows
+            # are a multiple of 128 bytes apart, they are in the same bank of the L1.
+            builder.store(_opaque(builder, builder.load(step_to)), step_to)
+            place = builder.gep(corner, [builder.mul(group, ir.Constant(INDEX, dot.group))])
+            for p in range(rows):
+                if p > 0:
+                    place = builder.gep(place, [builder.load(step_to)])
+                read = builder.load(builder.bitcast(place, INT32.as_pointer()), align=1)
+                factor = builder.bitcast(splat(builder, read), dot.factors)
                 for v, column in enumerate(columns):
-                    place = sums[p * VECTORS + v]
-                    builder.store(dot.add(builder, builder.load(place), factor, column), place)
+                    total = sums[p * VECTORS + v]
+                    builder.store(dot.add(builder, builder.load(total), factor, column), total)
             builder.store(builder.gep(here, [ir.Constant(INDEX, dot.group * COLUMNS)]), b_next)
     return sums
+
+
+def _opaque(builder: Any, value: Any) -> Any:
+    """The same number, of which LLVM knows nothing. No instruction is made."""
+    return builder.asm(ir.FunctionType(INDEX, [INDEX]), "", "=r,0", [value], True)
 
 
 def _keep(sums: list[Any], c: Any, builder: Any) -> None:
@@ -183,35 +211,47 @@ def _finish(sums: list[Any], context: Any, builder: Any, kinds: Any, values: Any
 def _store_finished(
     signed: Any, sums: list[Any], context: Any, builder: Any, kinds: Any, values: Any
 ) -> None:
-    """signed: a bit, of the residual; None if there is none."""
-    to, channel, out_row, bias, multiplier, residual, residual_multiplier, out, *_, low, high = (
-        values
-    )
-    shift = address(context, builder, kinds[3], bias, channel)
+    """signed: a bit, of the residual; None if there is none. The sums have their bias."""
+    to, channel, out_row, _, multiplier, residual, residual_multiplier, out, *_, low, high = values
     scale = address(context, builder, kinds[4], multiplier, channel)
     read = address(context, builder, kinds[5], residual, to)
-    zero = ir.Constant(INDEX, 0)
-    factor = address(context, builder, kinds[6], residual_multiplier, zero)
+    factor = address(context, builder, kinds[6], residual_multiplier, ir.Constant(INDEX, 0))
     written = address(context, builder, kinds[7], out, to)
-    low, high = splat(builder, low), splat(builder, high)
-    for v in range(VECTORS):
-        shifts = load_integers(builder, _lane(builder, shift, v))
-        place = as_vector_pointer(builder, _lane(builder, scale, v))
-        scales = builder.load(place, align=FLOAT_ALIGNMENT)
-        for p in range(len(sums) // VECTORS):
-            total = builder.add(builder.load(sums[p * VECTORS + v]), shifts)
-            number = builder.fmul(to_numbers(builder, total), scales)
-            here = _lane(builder, ahead(builder, written, out_row, p), v)
+    scales = [
+        builder.load(as_vector_pointer(builder, _lane(builder, scale, v)), align=FLOAT_ALIGNMENT)
+        for v in range(VECTORS)
+    ]
+    if signed is not None:
+        factors = splat(builder, builder.load(factor))
+
+    def number(p: int, v: int) -> Any:
+        """The output of pixel p and vector v before it is rounded."""
+        found = builder.fmul(to_numbers(builder, builder.load(sums[p * VECTORS + v])), scales[v])
+        if signed is None:
+            return found
+        added = as_bytes(builder, _lane(builder, ahead(builder, read, out_row, p), v))
+        added = widen(builder, builder.load(added, align=1), signed)
+        return builder.fadd(found, builder.fmul(added, factors))
+
+    pixels = len(sums) // VECTORS
+    rows = [ahead(builder, written, out_row, p) for p in range(pixels)]
+    if kinds[7].dtype == types.float32 or not CAN_PACK:
+        for p, v in product(range(pixels), range(VECTORS)):
+            here = _lane(builder, rows[p], v)
             if kinds[7].dtype == types.float32:
-                builder.store(number, as_vector_pointer(builder, here), align=FLOAT_ALIGNMENT)
-                continue
-            if signed is not None:
-                added = as_bytes(builder, _lane(builder, ahead(builder, read, out_row, p), v))
-                added = widen(builder, builder.load(added, align=1), signed)
-                added = builder.fmul(added, splat(builder, builder.load(factor)))
-                number = builder.fadd(number, added)
-            whole = round_saturated(builder, number, low, high)
-            builder.store(whole, as_bytes(builder, here), align=1)
+                place, value = as_vector_pointer(builder, here), number(p, v)
+            else:
+                ends = splat(builder, low), splat(builder, high)
+                place, value = (
+                    as_bytes(builder, here),
+                    round_saturated(builder, number(p, v), *ends),
+                )
+            builder.store(value, place, align=1)
+        return
+    for p in range(0, pixels, 2):
+        pairs = [[number(q, v) for v in range(VECTORS)] for q in (p, min(p + 1, pixels - 1))]
+        for row, found in zip(rows[p:], round_packed(builder, pairs, low, high), strict=False):
+            builder.store(found, builder.bitcast(row, found.type.as_pointer()), align=1)
 
 
 def _lane(builder: Any, pointer: Any, v: int) -> Any:

@@ -13,14 +13,16 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba_cpu.kernels.integers.bytes import BYTES, INT32, byte_vector, store_bytes
+from r18_numba_cpu.kernels.integers.bytes import BYTE, BYTES, INT32, byte_vector, store_bytes
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.vector import (
+    FEATURES,
     LANES,
     VECTOR,
     address,
     broadcast,
     intrinsic,
+    splat,
     vector,
 )
 
@@ -42,8 +44,13 @@ def to_numbers(builder: Any, integers: Any) -> Any:
 
 
 def extend(builder: Any, value: Any, signed: Any) -> Any:
-    """Bytes, or int8 where the bit `signed` is set, as int32."""
-    return builder.select(signed, builder.sext(value, INTEGERS), builder.zext(value, INTEGERS))
+    """Bytes, or int8 where the bit `signed` is set, as int32.
+
+    NOTE: of two ways to widen, chosen by `signed`, LLVM makes a branch for each vector.
+    """
+    flip = builder.shl(builder.zext(signed, BYTE), ir.Constant(BYTE, 7))
+    found = builder.zext(builder.xor(value, splat(builder, flip)), INTEGERS)
+    return builder.sub(found, splat(builder, builder.zext(flip, INT32)))
 
 
 def widen(builder: Any, value: Any, signed: Any) -> Any:
@@ -58,11 +65,63 @@ def round_saturated(builder: Any, number: Any, low: Any, high: Any) -> Any:
     holds every number.
     """
     number = builder.select(builder.fcmp_ordered(">", number, low), number, low)
+    return builder.trunc(_nearest(builder, number, high), BYTES)
+
+
+def _nearest(builder: Any, number: Any, high: Any) -> Any:
+    """The nearest int32, ties to even, of at most `high`. What is too low becomes the lowest."""
     number = builder.select(builder.fcmp_ordered("<", number, high), number, high)
     kind = ir.FunctionType(INTEGERS, [VECTOR])
     name = f"llvm.lrint.v{LANES}i32.v{LANES}f32"
     lrint = cgutils.get_or_insert_function(builder.module, kind, name)
-    return builder.trunc(builder.call(lrint, [number]), BYTES)
+    return builder.call(lrint, [number])
+
+
+WORDS = ir.VectorType(ir.IntType(16), 2 * LANES)
+PACKS = "avx512.{}.512" if LANES == 16 else "avx2.{}"
+CAN_PACK = bool(
+    FEATURES.get("avx512bw") if LANES == 16 else FEATURES.get("avx2") if LANES == 8 else False
+)
+"""Whether the CPU has instructions that saturate registers of int32 to int16, and those to
+bytes."""
+
+
+def round_packed(builder: Any, pairs: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """`round_saturated` of two pairs of vectors: a vector of bytes, twice as long, for each pair.
+
+    low, high: float32; high − low is 255. Two instructions saturate and narrow four registers,
+    and work on 128 bits at a time: what they leave is in quarters of a register, or halves.
+    """
+    lowest = builder.fptosi(low, INT32)
+    highest = splat(builder, high)
+    above = splat(builder, builder.trunc(builder.neg(lowest), ir.IntType(16)), 2 * LANES)
+    words = []
+    for pair in pairs:
+        whole = [_nearest(builder, number, highest) for number in pair]
+        narrow = _packing(builder, "packssdw", WORDS, whole)
+        kind = ir.FunctionType(WORDS, [WORDS, WORDS])
+        add = cgutils.get_or_insert_function(
+            builder.module, kind, f"llvm.sadd.sat.v{2 * LANES}i16"
+        )  # fmt: skip
+        words.append(builder.call(add, [narrow, above]))
+    packed = _packing(builder, "packuswb", ir.VectorType(BYTE, 4 * LANES), words)
+    lows = splat(builder, builder.trunc(lowest, BYTE), 4 * LANES)
+    packed = builder.bitcast(builder.add(packed, lows), INTEGERS)
+    parts = LANES // 4
+    for_pair = [[4 * part + vector for vector in order for part in range(parts)]
+                for order in ((0, 1), (2, 3))]  # fmt: skip
+    found = []
+    for order in for_pair:
+        mask = ir.Constant(ir.VectorType(INT32, len(order)), order)
+        chosen = builder.shuffle_vector(packed, packed, mask)
+        found.append(builder.bitcast(chosen, ir.VectorType(BYTE, 2 * LANES)))
+    return found[0], found[1]
+
+
+def _packing(builder: Any, name: str, kind: Any, values: Any) -> Any:
+    found = ir.FunctionType(kind, [value.type for value in values])
+    called = f"llvm.x86.{PACKS.format(name)}"
+    return builder.call(cgutils.get_or_insert_function(builder.module, found, called), values)
 
 
 # -- as functions of kernels -------------------------------------------------------------------
