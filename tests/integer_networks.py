@@ -12,6 +12,7 @@ from r18.graph.passes import fuse
 from r18.graph.quantize import quantized, quantized_weights
 from r18.graph.schedule import Schedule
 from r18.images.preprocess import Preprocess
+from r18.runtime.fusing import keeping_pools
 from r18_numpy import Backend as Numpy
 from support import random_weights
 
@@ -44,6 +45,7 @@ def assert_equals_numpy(
 ) -> None:
     """Compare every value of the schedule (float, unfused) in integers, from images or pixels.
 
+    So no step is fused with its max-pooling, and none with what makes integers of its image.
     kernels: kernels of the backend, by op or step.
     """
     images = images_of(schedule, batch)
@@ -56,7 +58,8 @@ def assert_equals_numpy(
         options = replace(options, pixels=Preprocess().normalize)
         given = np.random.default_rng(3).integers(0, 256, images.shape).astype(np.uint8)
     expected = Numpy().compile(integers, weights, options)
-    found = backend.compile(integers, weights, replace(options, kernels=kernels or {}))
+    kept = keeping_pools(integers) | dict(kernels or {})
+    found = backend.compile(integers, weights, replace(options, kernels=kept))
     np.testing.assert_array_equal(found(given), expected(given))
     for value in values:
         theirs = expected.fetch(value)

@@ -9,7 +9,7 @@ import numpy as np
 from r18.backend import Buffer, HostCode, HostMemory, HostStream, Kernel
 from r18.graph.ops import Conv2d, ConvMaxPool, Linear, Problem
 from r18.graph.precision import dtype_of
-from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
+from r18.graph.quantized import QuantizedConv2d, QuantizedConvMaxPool, QuantizedLinear
 from r18_numba_cpu import bfloat16, integers
 from r18_numba_cpu.compiled import module, recorded
 from r18_numba_cpu.microbenchmarks import (
@@ -24,8 +24,10 @@ from r18_numba_cpu.microbenchmarks import (
 
 def host_code(kernel: Kernel, problem: Problem) -> HostCode | None:
     """All functions that the kernel calls for the problem; None for one that does not multiply."""
-    products = Conv2d | ConvMaxPool | Linear | QuantizedConv2d | QuantizedLinear
-    if not isinstance(problem.op, products):
+    floats = Conv2d | ConvMaxPool | Linear
+    if not isinstance(
+        problem.op, floats | QuantizedConv2d | QuantizedConvMaxPool | QuantizedLinear
+    ):
         return None
     with recorded() as calls:
         _call(kernel, problem)
@@ -42,8 +44,9 @@ def instruction_of(kernel: Kernel, problem: Problem) -> str:
     if name.endswith(bfloat16.BY_PAIRS):
         return OF_PAIRS
     if name.endswith(integers.BY_AMX):
-        signed = problem.op.input_storage[0] == "int8"
-        return "tdpbssd" if signed else OF_BYTE_TILES
+        op = problem.op
+        multiplied = op.conv if isinstance(op, QuantizedConvMaxPool) else op
+        return "tdpbssd" if multiplied.input_storage[0] == "int8" else OF_BYTE_TILES
     if name.endswith(integers.BY_WORDS):
         return of_words()
     return OF_BYTES if name.endswith(integers.BY_VNNI) else multiply_add()

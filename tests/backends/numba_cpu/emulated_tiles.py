@@ -24,7 +24,11 @@ from r18_numba_cpu.kernels.amx import Instructions
 from r18_numba_cpu.kernels.cache import KernelCache
 
 TILES, ROWS, NBYTES = 8, 16, 64
-MULTIPLYING = ("integers.implicit_gemm", "bfloat16.implicit_gemm", "bfloat16.conv_maxpool")
+MULTIPLYING = tuple(
+    f"{form}.{name}"
+    for form in ("integers", "bfloat16")
+    for name in ("implicit_gemm", "conv_maxpool")
+)
 """The modules of kernels with tiles. Each kernel is named after its module."""
 BYTES = types.CPointer(types.uint8)
 LEAST = np.float32(2.0**-126)

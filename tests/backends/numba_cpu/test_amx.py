@@ -84,6 +84,7 @@ def test_a_backend_says_whether_it_has_tiles(
         "numba-cpu/conv2d_maxpool2d/implicit_gemm_amx/bf16/from_nchw",
         "numba-cpu/linear/tiled_amx/bf16",
         "numba-cpu/qconv2d/implicit_gemm_amx/int8",
+        "numba-cpu/qconv2d_maxpool2d/implicit_gemm_amx/int8/from_nchw",
         "numba-cpu/qlinear/tiled_amx/int8",
     ]
 

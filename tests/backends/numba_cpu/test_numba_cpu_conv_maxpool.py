@@ -15,6 +15,7 @@ from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
 from r18_numba_cpu import Backend, compiled
 from r18_numba_cpu.bfloat16 import conv_maxpool
+from r18_numba_cpu.conv_maxpool import MADE_NBYTES
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
 from r18_oracle.generate.inputs import make_case
 
@@ -90,7 +91,7 @@ def test_blocks_stay_in_the_cache_and_keep_threads_busy(
 ) -> None:
     found = conv_maxpool.cut(STEM, (samples, 224, 224, 3), group, threads)
     assert found.blocking.rows == (found.rows - 1) * 2 + 3
-    assert found.blocking.rows * 112 * 64 * 2 <= conv_maxpool.MADE_NBYTES
+    assert found.blocking.rows * 112 * 64 * 2 <= MADE_NBYTES
     blocks = samples * -(-found.pool.out_h // found.rows)
     assert blocks > threads
 

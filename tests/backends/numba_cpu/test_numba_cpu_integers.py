@@ -30,6 +30,7 @@ from r18.graph.quantized import (
     STORAGES,
     Quantize,
     QuantizedConv2d,
+    QuantizedConvMaxPool,
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
@@ -233,6 +234,14 @@ def others() -> list[tuple[Kernel, Problem]]:
                         (1, 31, 32, 40), STORAGES * 2, (*LIMITS, 8), strict=True
                     )
                 ]
+            case "QuantizedConvMaxPool":  # test_numba_cpu_integer_stem.py has more of it
+                pool = MaxPool2d((3, 3), (2, 2), (1, 1))
+                convs = [conv_problem(c, 33, (n, h, w), fused=False) for n, c, h, w in images]
+                return [
+                    Problem(QuantizedConvMaxPool(conv.op, pool), conv.inputs)
+                    for conv in convs
+                    if isinstance(conv.op, QuantizedConv2d)
+                ]
             case "Quantize":
                 return [Problem(Quantize(), (shape,)) for shape in (*images, *spans)]
             case "QuantizePixels":
@@ -333,8 +342,10 @@ def test_a_cpu_has_the_kernels_that_it_runs(
     """A CPU has only the kernels that it can run; others are refused by name, never replaced."""
     assert [kernel.id for kernel in (*WITH_VNNI, *WITH_WORDS)] == [
         "numba-cpu/qconv2d/implicit_gemm_vnni/int8",
+        "numba-cpu/qconv2d_maxpool2d/implicit_gemm_vnni/int8/from_nchw",
         "numba-cpu/qlinear/tiled_vnni/int8",
         "numba-cpu/qconv2d/implicit_gemm_avx2/int8",
+        "numba-cpu/qconv2d_maxpool2d/implicit_gemm_avx2/int8/from_nchw",
         "numba-cpu/qlinear/tiled_avx2/int8",
         "numba-cpu/qconv2d/winograd_f2x2_avx2/int8",
     ]

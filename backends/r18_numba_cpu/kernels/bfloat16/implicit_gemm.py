@@ -92,7 +92,7 @@ def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
     raise NotImplementedError("compiled only")
 
 
-@overload(multiply)
+@overload(multiply, inline=True)
 def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
     if a.dtype == types.float32:
 

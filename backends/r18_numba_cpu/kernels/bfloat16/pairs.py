@@ -7,14 +7,15 @@ Subnormal factors, sums and results count as zero; MXCSR is ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba_cpu.kernels.jit import function
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, rolled
+from r18_numba_cpu.kernels.jit import inlined
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, each_row, rolled
 from r18_numba_cpu.kernels.vector import (
     FEATURES,
     FLOAT_ALIGNMENT,
@@ -51,7 +52,7 @@ INT32 = ir.IntType(32)
 FACTORS = ir.VectorType(Bfloat16Type(), PAIR * LANES)
 
 
-@function
+@inlined
 def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
     """C[p, o] = Σ_(r, k) A[p·a_row + r·stride + k]·B[r·⌈length/2⌉ + k//2, o, k%2], for a `Depth`.
 
@@ -122,26 +123,27 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
 
     with cgutils.for_range(builder, runs, intp=INDEX) as run:
         corner = builder.gep(a_base, [builder.mul(run.index, stride)])
-        starts = [ahead(builder, corner, a_row, p) for p in range(rows)]
+
+        def starts(offset: Any) -> Iterator[Any]:
+            return each_row(builder, builder.gep(corner, [offset]), a_row, rows)
+
         with rolled(builder, builder.lshr(length, ir.Constant(INDEX, 1))) as pair:
             offset = builder.mul(pair, ir.Constant(INDEX, PAIR))
-            _multiply_pair(PAIR, offset, starts, b_next, sums, dot, builder)
+            _multiply_pair(PAIR, starts(offset), b_next, sums, dot, builder)
         odd = builder.and_(length, ir.Constant(INDEX, 1))
         with builder.if_then(builder.icmp_signed("!=", odd, ir.Constant(INDEX, 0))):
             offset = builder.sub(length, ir.Constant(INDEX, 1))
-            _multiply_pair(1, offset, starts, b_next, sums, dot, builder)
+            _multiply_pair(1, starts(offset), b_next, sums, dot, builder)
     return sums
 
 
 def _multiply_pair(
-    elements: int, offset: Any, starts: list[Any], b_next: Any, sums: list[Any], dot: Any,
-    builder: Any,
-) -> None:  # fmt: skip
-    """Add the products of a pair of each row of A, or of one element and a zero."""
+    elements: int, places: Iterator[Any], b_next: Any, sums: list[Any], dot: Any, builder: Any
+) -> None:
+    """Add the products of a pair of each row of A, at `places`, or of one element and a zero."""
     here = builder.load(b_next)
     columns = [_columns(builder, here, v) for v in range(VECTORS)]
-    for p, start in enumerate(starts):
-        place = builder.gep(start, [offset])
+    for p, place in enumerate(places):
         if elements == PAIR:
             both = builder.load(builder.bitcast(place, INT32.as_pointer()), align=2)
         else:

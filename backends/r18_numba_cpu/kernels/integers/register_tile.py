@@ -27,7 +27,7 @@ from r18_numba_cpu.kernels.integers.requantize import (
     widen,
 )
 from r18_numba_cpu.kernels.jit import function, inlined
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, rolled
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, each_row, rolled
 from r18_numba_cpu.kernels.vector import (
     FLOAT_ALIGNMENT,
     INDEX,
@@ -159,20 +159,13 @@ def _multiply_rows(
         builder.store(first[index % VECTORS], place)
     b_next = cgutils.alloca_once_value(builder, address(context, builder, kinds[4], b, b_at))
 
-    step_to = cgutils.alloca_once_value(builder, a_row)
     with cgutils.for_range(builder, runs, intp=INDEX) as run:
         corner = builder.gep(a_base, [builder.mul(run.index, stride)])
         with rolled(builder, length) as group:
             here = builder.load(b_next)
             columns = [_columns(builder, here, v, dot) for v in range(VECTORS)]
-            # NOTE: what LLVM knows nothing of, it cannot turn into a pointer for each row. Those
-            # leave too few registers, and the loads would be ready in the same cycle: where rows
-            # are a multiple of 128 bytes apart, they are in the same bank of the L1.
-            builder.store(_opaque(builder, builder.load(step_to)), step_to)
-            place = builder.gep(corner, [builder.mul(group, ir.Constant(INDEX, dot.group))])
-            for p in range(rows):
-                if p > 0:
-                    place = builder.gep(place, [builder.load(step_to)])
+            start = builder.gep(corner, [builder.mul(group, ir.Constant(INDEX, dot.group))])
+            for p, place in enumerate(each_row(builder, start, a_row, rows)):
                 read = builder.load(builder.bitcast(place, INT32.as_pointer()), align=1)
                 factor = builder.bitcast(splat(builder, read), dot.factors)
                 for v, column in enumerate(columns):
@@ -180,11 +173,6 @@ def _multiply_rows(
                     builder.store(dot.add(builder, builder.load(total), factor, column), total)
             builder.store(builder.gep(here, [ir.Constant(INDEX, dot.group * COLUMNS)]), b_next)
     return sums
-
-
-def _opaque(builder: Any, value: Any) -> Any:
-    """The same number, of which LLVM knows nothing. No instruction is made."""
-    return builder.asm(ir.FunctionType(INDEX, [INDEX]), "", "=r,0", [value], True)
 
 
 def _keep(sums: list[Any], c: Any, builder: Any) -> None:
