@@ -1,7 +1,9 @@
 """Numba's CPU kernels: `R18_BACKEND=numba-cpu`. Channels last, on all of Numba's threads.
 
 `compiled`       loads the compiled code on first use
-`panels`         packs weights for the micro-kernel
+`packing`        packs weights for the micro-kernel
+`blocking`       blocks of products in bfloat16 and of bytes that fit in a core's cache
+`conv_maxpool`   the same of a convolution with max pooling
 `implicit_gemm`  convolution as a matrix product: cache blocking, arguments
 `winograd`       convolution by F(4×4, 3×3): the same
 `im2col`         convolution of several groups, or dilated: the same

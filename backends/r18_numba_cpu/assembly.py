@@ -21,13 +21,15 @@ from r18_numba_cpu.microbenchmarks import (
     of_words,
 )
 
+MULTIPLYING = (
+    *(Conv2d, ConvMaxPool, Linear),
+    *(QuantizedConv2d, QuantizedConvMaxPool, QuantizedLinear),
+)
+
 
 def host_code(kernel: Kernel, problem: Problem) -> HostCode | None:
     """All functions that the kernel calls for the problem; None for one that does not multiply."""
-    floats = Conv2d | ConvMaxPool | Linear
-    if not isinstance(
-        problem.op, floats | QuantizedConv2d | QuantizedConvMaxPool | QuantizedLinear
-    ):
+    if not isinstance(problem.op, MULTIPLYING):
         return None
     with recorded() as calls:
         _call(kernel, problem)

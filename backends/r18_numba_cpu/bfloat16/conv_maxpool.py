@@ -10,8 +10,7 @@ from r18.backend import Array
 from r18.graph.ops import ConvMaxPool, Layout, Problem, Shape
 from r18_numba_cpu.bfloat16 import products
 from r18_numba_cpu.compiled import module, most_threads, run, workers
-from r18_numba_cpu.conv_maxpool import Cut, shapes
-from r18_numba_cpu.conv_maxpool import cut as blocks
+from r18_numba_cpu.conv_maxpool import Cut, cut, shapes
 from r18_numba_cpu.kernels.arguments import Epilogue
 from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, channels_last, problem_of
 
@@ -19,7 +18,7 @@ NBYTES = 2
 """Bytes of a bfloat16."""
 
 
-def cut(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
+def blocks(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
     """The blocks of a problem. read: (N, H, W, C)."""
     made, written = shapes(op, read)
     conv = products.band_shape(op.conv, read, made, group)
@@ -28,7 +27,7 @@ def cut(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
     def after(rows: int) -> int:
         return products.beyond(conv, rows, group)
 
-    return blocks(conv, pool, NBYTES, products.scratch_dtype(group).itemsize, threads, after)
+    return cut(conv, pool, NBYTES, products.scratch_dtype(group).itemsize, threads, after)
 
 
 def sizes(found: Cut, group: int) -> tuple[int, ...]:
@@ -47,7 +46,7 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
     op = problem.op
     assert isinstance(op, ConvMaxPool)
     read = Layout.NHWC.physical(problem.inputs[0])
-    return sum(sizes(cut(op, read, group, most_threads()), group))
+    return sum(sizes(blocks(op, read, group, most_threads()), group))
 
 
 def pack(op: ConvMaxPool, weights: Arrays, group: int) -> Arrays:
@@ -60,7 +59,7 @@ def _arguments(
     op: ConvMaxPool, read: Shape, group: int, from_nchw: bool
 ) -> tuple[Array, Array, tuple[int, ...]]:
     """`numbers` and `pooling` of the kernel, and where the parts of its workspace end."""
-    found = cut(op, read, group, most_threads())
+    found = blocks(op, read, group, most_threads())
     how = Epilogue(False, op.conv.relu)
     numbers = products.packed(found.conv, found.blocking, how, from_nchw, op.conv, group)
     ends = tuple(np.cumsum(sizes(found, group)).tolist())

@@ -1,4 +1,4 @@
-"""How workers share the blocks of a kernel."""
+"""How workers share the blocks of a kernel, and the rows of a window that an image has."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def take_block(counters, worker, blocks):
         if block < end:
             return block
     return blocks
+
+
+@function
+def rows_inside(first, count, height):
+    """The rows of a window that an image has: how many come before them, and how many they are.
+
+    The window has `count` rows from row `first` of the image on, which may be above it.
+    """
+    above = min(count, max(0, -first))
+    return above, max(above, min(count, height - first)) - above

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from r18.backend import HostCode, Kernel
-from r18.graph.ops import Conv2d, Linear, Problem, ReLU
-from r18.graph.quantized import QuantizedConv2d
+from r18.graph.ops import Conv2d, ConvMaxPool, Linear, MaxPool2d, Problem, ReLU
+from r18.graph.quantized import Quantize, QuantizedConv2d, QuantizedConvMaxPool
 from r18.inner_loops import Loop, inner_loops
 from r18_numba_cpu import Backend, compiled, microbenchmarks
 from r18_numba_cpu.assembly import host_code, instruction_of
@@ -21,8 +21,15 @@ from support import output_of
 micro_kernel, jit, vector = (compiled.module(name) for name in ("micro_kernel", "jit", "vector"))
 micro = compiled.module("microbenchmarks")
 TILE = micro_kernel.ROWS * micro_kernel.VECTORS
-CONV = Problem(Conv2d(16, 40, (3, 3), padding=(1, 1), bias=True), ((1, 16, 8, 15),))
+WINDOW = Conv2d(16, 40, (3, 3), padding=(1, 1), bias=True)
+CONV = Problem(WINDOW, ((1, 16, 8, 15),))
 LINEAR = Problem(Linear(33, 40), ((15, 33),))
+POOL = MaxPool2d((3, 3), (2, 2), (1, 1))
+POOLED = Problem(ConvMaxPool(WINDOW, POOL), CONV.inputs)
+INTEGERS = Problem(QuantizedConv2d(WINDOW, ("uint8",)), CONV.inputs)
+STEM = Problem(
+    QuantizedConvMaxPool(QuantizedConv2d(WINDOW, ("int8",)), POOL, Quantize()), CONV.inputs
+)
 
 only_on_x86 = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="what is read here is x86's"
@@ -75,6 +82,34 @@ def test_inner_loops_are_one_step_of_a_tile_each(
     assert all(f"%{register}" in line for line in products)
 
 
+@only_on_x86
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("qconv2d/implicit_gemm_vnni/int8", INTEGERS),
+        ("qconv2d/implicit_gemm_avx2/int8", INTEGERS),
+        ("qconv2d_maxpool2d/implicit_gemm_vnni/int8/from_nchw", STEM),
+        ("conv2d/implicit_gemm_avx512_bf16/bf16", CONV),
+        (
+            "conv2d_maxpool2d/implicit_gemm_avx512_bf16/bf16",
+            Problem(ConvMaxPool(WINDOW, POOL), CONV.inputs),
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_tile_is_inlined_and_its_rows_follow_each_other(
+    backend: Backend, name: str, problem: Problem
+) -> None:
+    code = backend.host_code(kernel(backend, name), problem)
+    assert code is not None
+    assert not re.search(r"^_ZN\S*(?:register_tile|pairs)\d+multiply", code.assembly, re.MULTILINE)
+    largest = inner_loops(code)[0]
+    assert largest.products == TILE
+    assert (largest.spills, largest.reloads) == (0, 0)
+    steps = [line for line in largest.lines if re.match(r"\s*addq\s+%\w+, %\w+$", line)]
+    assert len(steps) >= micro_kernel.ROWS - 2  # from a row's pointer to the next one's
+
+
 def counting(assembly: str) -> Iterator[tuple[str, str]]:
     """The function and the label of each loop that changes a reference count.
 
@@ -97,11 +132,14 @@ def counting(assembly: str) -> Iterator[tuple[str, str]]:
     [
         *("conv2d/implicit_gemm/fp32", "conv2d/im2col/fp32", "conv2d/winograd_f4x4/fp32"),
         *("conv2d/implicit_gemm/bf16", "conv2d/implicit_gemm_avx512_bf16/bf16"),
+        *("qconv2d/implicit_gemm_vnni/int8", "qconv2d/implicit_gemm/int8"),
+        "qconv2d_maxpool2d/implicit_gemm_vnni/int8/from_nchw",
     ],
 )
 def test_no_loop_counts_references(backend: Backend, name: str) -> None:
     """No loop counts references, since all threads would write to the same memory."""
-    code = backend.host_code(kernel(backend, name), CONV)
+    of_integers = {"qconv2d": INTEGERS, "qconv2d_maxpool2d": STEM}
+    code = backend.host_code(kernel(backend, name), of_integers.get(name.split("/")[0], CONV))
     assert code is not None
     assert "Depth=2" in code.assembly, "LLVM's comments say which loop is in which"
     assert not list(counting(code.assembly))
@@ -143,6 +181,12 @@ def test_every_kernel_names_its_instruction() -> None:
         by_words = instruction_of(found["qconv2d/implicit_gemm_avx2/int8"], problem)
         has_vnni = compiled.module("integers.dots").HAS_VNNI
         assert by_words == ("vpdpwssd" if has_vnni else "vpmaddwd")
+        by_tiles = found["qconv2d_maxpool2d/implicit_gemm_amx/int8/from_nchw"]
+        assert (
+            instruction_of(by_tiles, Problem(QuantizedConvMaxPool(op, POOL), problem.inputs))
+            == by_amx
+        )
+    assert instruction_of(by_tiles, STEM) == "tdpbssd"  # of an image in float32
 
 
 # -- rates -------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_the_network_s_first_layers(backend: Backend, kernel: Kernel) -> None:
 def test_blocks_stay_in_the_cache_and_keep_threads_busy(
     group: int, threads: int, samples: int
 ) -> None:
-    found = conv_maxpool.cut(STEM, (samples, 224, 224, 3), group, threads)
+    found = conv_maxpool.blocks(STEM, (samples, 224, 224, 3), group, threads)
     assert found.blocking.rows == (found.rows - 1) * 2 + 3
     assert found.blocking.rows * 112 * 64 * 2 <= MADE_NBYTES
     blocks = samples * -(-found.pool.out_h // found.rows)
@@ -98,7 +98,7 @@ def test_blocks_stay_in_the_cache_and_keep_threads_busy(
 
 def test_one_row_is_a_block_where_no_more_fit() -> None:
     wide: Shape = (1, 9, 9000, 3)
-    found = conv_maxpool.cut(STEM, wide, AMX, 1)
+    found = conv_maxpool.blocks(STEM, wide, AMX, 1)
     assert (found.rows, found.blocking.rows) == (1, 3)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import cycle, product
 
+import emulated_tiles
 import numba
 import numpy as np
 import pytest
@@ -28,8 +29,11 @@ from r18.images.preprocess import Preprocess
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
 from r18_numba_cpu import Backend, compiled
+from r18_numba_cpu.conv_maxpool import MADE_NBYTES
+from r18_numba_cpu.integers import conv_maxpool
+from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI
 from r18_numpy import Backend as Numpy
-from r18_oracle.generate.inputs import make_case
+from r18_oracle.generate.inputs import fewest_variants, make_case
 from r18_oracle.ops.normalize import normalization
 
 KERNELS = [kernel for kernel in Backend().kernels() if kernel.op is QuantizedConvMaxPool]
@@ -37,6 +41,7 @@ POOLS = (
     MaxPool2d((3, 3), (2, 2), (1, 1)),
     MaxPool2d((2, 2), (2, 2)),
     MaxPool2d((5, 3), (1, 2), (2, 0)),
+    MaxPool2d((1, 1), (3, 3)),
     MaxPool2d((4, 4), (3, 1), (2, 2)),
 )
 """Pooling windows that share rows, that do not, and that skip rows."""
@@ -75,9 +80,14 @@ def in_turn(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, .
 
 
 def assert_equal(
-    backend: Backend, kernel: Kernel, problem: Problem, threads: int, kind: str = "normal"
+    backend: Backend,
+    kernel: Kernel,
+    problem: Problem,
+    threads: int = 1,
+    kind: str = "normal",
+    variant: int = 0,
 ) -> None:
-    case = make_case(kernel, problem, kind, 0)
+    case = make_case(kernel, problem, kind, 0, variant)
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:
@@ -99,7 +109,9 @@ def test_rows_of_a_block_before_are_kept(backend: Backend, kernel: Kernel, threa
         ints = QuantizedConv2d(conv, ("int8",))
         image = image_ops(channels)[index % 3]
         problem = Problem(QuantizedConvMaxPool(ints, pool, image), ((samples, channels, 23, 21),))
-        assert_equal(backend, kernel, problem, threads, next(kinds))
+        kind = next(kinds)
+        variant = index % fewest_variants(kernel, problem, kind)
+        assert_equal(backend, kernel, problem, threads, kind, variant)
 
 
 @each_kernel
@@ -118,7 +130,7 @@ def test_rows_of_every_width_are_interleaved(backend: Backend, kernel: Kernel) -
         op = QuantizedConvMaxPool(
             QuantizedConv2d(conv, ("int8",)), MaxPool2d((1, 1), (1, 1)), image
         )
-        assert_equal(backend, kernel, Problem(op, ((1, 3, 2, width),)), 1)
+        assert_equal(backend, kernel, Problem(op, ((1, 3, 2, width),)))
 
 
 @each_kernel
@@ -127,7 +139,38 @@ def test_a_window_may_see_only_padding(backend: Backend, kernel: Kernel) -> None
     for stored, pad in product(("uint8", "int8"), (2, 3)):
         conv = Conv2d(4, 33, (3, 3), padding=(pad, pad), bias=True, relu=True)
         op = QuantizedConvMaxPool(QuantizedConv2d(conv, (stored,)), POOLS[1])
-        assert_equal(backend, kernel, Problem(op, ((2, 4, 2, 5),)), 1)
+        assert_equal(backend, kernel, Problem(op, ((2, 4, 2, 5),)))
+
+
+@each_kernel
+def test_groups_and_dilation(backend: Backend, kernel: Kernel) -> None:
+    conv = Conv2d(4, 34, (3, 2), (2, 1), (2, 1), bias=True, relu=True, groups=2, dilation=(2, 1))
+    for image in image_ops(4):
+        op = QuantizedConvMaxPool(QuantizedConv2d(conv, ("int8",)), POOLS[0], image)
+        assert_equal(backend, kernel, Problem(op, ((2, 4, 11, 9),)))
+
+
+@pytest.mark.parametrize("group", [AMX, VNNI, PORTABLE])
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("samples", [1, 3, 8])
+def test_blocks_stay_in_the_cache_and_keep_threads_busy(
+    group: int, threads: int, samples: int
+) -> None:
+    conv = Conv2d(3, 64, (7, 7), stride=(2, 2), padding=(3, 3), bias=True, relu=True)
+    op = QuantizedConvMaxPool(QuantizedConv2d(conv, ("int8",)), POOLS[0], Quantize())
+    found = conv_maxpool.blocks(op, (samples, 224, 224, 3), group, threads)
+    assert found.blocking.rows == (found.rows - 1) * 2 + 3
+    assert found.blocking.rows * 112 * 64 <= MADE_NBYTES
+    assert samples * -(-found.pool.out_h // found.rows) > threads
+
+
+@pytest.mark.skipif(compiled.module("amx").AVAILABLE, reason="this CPU has AMX")
+def test_code_of_tiles_is_kept_for_other_processes(backend: Backend) -> None:
+    """Code with tiles is cached for other processes; Numba caches none that holds an address."""
+    (by_tiles,) = (kernel for kernel in KERNELS if kernel.algorithm.endswith("_amx"))
+    conv = QuantizedConv2d(Conv2d(3, 8, (1, 1), bias=True), ("int8",))
+    assert_equal(backend, by_tiles, Problem(QuantizedConvMaxPool(conv, POOLS[1]), ((1, 3, 2, 2),)))
+    assert emulated_tiles.kept(compiled.module("integers.conv_maxpool").conv_maxpool)
 
 
 def test_a_plan_has_it_from_the_image_on(backend: Backend) -> None:
@@ -141,8 +184,9 @@ def test_a_plan_has_it_from_the_image_on(backend: Backend) -> None:
     assert isinstance(of_pixels.problem.op.image, QuantizePixels)
 
 
+@each_kernel
 @pytest.mark.parametrize("pixels", [False, True])
-def test_a_network_with_it_equals_numpys(backend: Backend, pixels: bool) -> None:
+def test_a_network_with_it_equals_numpys(backend: Backend, kernel: Kernel, pixels: bool) -> None:
     integers = quantized(fuse(tiny(), "all"))
     images = images_of(tiny(), 3)
     weights = integer_weights(tiny(), images, 8)
@@ -152,11 +196,10 @@ def test_a_network_with_it_equals_numpys(backend: Backend, pixels: bool) -> None
         images = np.random.default_rng(3).integers(0, 256, images.shape).astype(np.uint8)
     expected = Numpy().compile(integers, weights, options)(images)
     assert np.unique(expected).size > 1
-    for kernel in {*KERNELS} & {*backend.kernels()}:
-        chosen = replace(options, kernels={QuantizedConvMaxPool.name: kernel.id})
-        program = backend.compile(integers, weights, chosen)
-        assert program.plan.steps[0].kernel is kernel
-        np.testing.assert_array_equal(program(images), expected)
+    chosen = replace(options, kernels={QuantizedConvMaxPool.name: kernel.id})
+    program = backend.compile(integers, weights, chosen)
+    assert program.plan.steps[0].kernel is kernel
+    np.testing.assert_array_equal(program(images), expected)
 
 
 def test_an_image_that_is_quantised_has_the_scale_as_its_last_weight() -> None:

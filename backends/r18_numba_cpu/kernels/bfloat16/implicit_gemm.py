@@ -27,9 +27,9 @@ from r18_numba_cpu.kernels.arguments import (
 )
 from r18_numba_cpu.kernels.bfloat16 import pairs
 from r18_numba_cpu.kernels.bfloat16.epilogue import store_flushed_tile, store_tile
-from r18_numba_cpu.kernels.blocks import take_block
+from r18_numba_cpu.kernels.blocks import rows_inside, take_block
 from r18_numba_cpu.kernels.jit import function, kernel, overload
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, seen_rows, tile_rows
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.micro_kernel import multiply as multiply_floats
 from r18_numba_cpu.kernels.vector import put_run
 
@@ -65,7 +65,7 @@ def _multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, ter
         run_size = b_size(b, depth)
         most = tile_rows(shape.out_w, ROWS)
         for row in range(rows):
-            skipped, runs = seen_rows(top + row * shape.stride_h, depth.runs, shape.height)
+            skipped, runs = rows_inside(top + row * shape.stride_h, depth.runs, shape.height)
             seen = Depth(runs, depth.length, depth.stride)
             start = a_at + (row * shape.stride_h + skipped) * depth.stride
             for column in range(0, shape.out_w, most):

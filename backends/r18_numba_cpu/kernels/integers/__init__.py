@@ -8,6 +8,8 @@
 `portable`      the same by float32's micro-kernel, for CPUs without them
 `words`         vectors of int16 and of int32 as Numba types
 `winograd`      3×3 convolution by F(2×2, 3×3)
+`bands`         copies of the padded image as products take it, quantised on the way
 `implicit_gemm` convolution and linear, over any of these and `kernels.amx`
+`conv_maxpool`  convolution with max pooling, from an image that may be quantised on the way
 `others`        every other op
 """

@@ -30,13 +30,23 @@ RGB = 3
 
 PIXEL_VALUES = 256
 
+LOWEST, HIGHEST = np.float32(-128), np.float32(127)
+"""The ends of int8."""
+
+
+class Bytes(NamedTuple):
+    """An image of bytes of either sign, (N, H, W, C). flip: 128 for signed ones, but for AMX 0."""
+
+    x: Any
+    flip: np.uint8
+
 
 class Image(NamedTuple):
     """What the integers of a convolution are made of.
 
-    x: int8 as bytes or float32, (N, C, H, W); or pixels, (N, H, W, C).
-    maker: the scale of float32, (1,), or the table of pixels, (C, 256) as bytes; not read for int8.
-    of_pixels: whether bytes are pixels. flip: 128, or 0 for AMX.
+    x: bytes of either sign or float32, (N, C, H, W); or pixels, (N, H, W, C).
+    maker: the scale of float32, (1,), or the table of pixels, (C, 256) as bytes; else not read.
+    of_pixels: whether bytes are pixels. flip: of `Bytes`.
     """
 
     x: Any
@@ -67,36 +77,12 @@ def fill(scratch, first, count, byte):
         put(scratch, first + at, value, min(LANES, count - at))
 
 
-@function
-def copy_band(x, flip, sample, top, rows, row_length, shape, scratch, band):
-    """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
-
-    x: (N, H, W, C) of bytes. A row of the band has `row_length` elements, (pixels, channels). Rows
-    that fall between two windows are skipped, because no tap reads them.
-    """
-    left = min(shape.pad_w * shape.channels, row_length)  # a narrow window may see only padding
-    right = left + min(shape.width * shape.channels, row_length - left)
-    for row in range(rows):
-        if row % shape.stride_h >= shape.kernel_h:
-            continue
-        to = band + row * row_length
-        if top + row < 0 or top + row >= shape.height:
-            fill(scratch, to, row_length, flip)
-            continue
-        source = ((sample * shape.height + top + row) * shape.width) * shape.channels
-        fill(scratch, to, left, flip)
-        for at in range(0, right - left, LANES):
-            lanes = min(LANES, right - left - at)
-            put(scratch, to + left + at, flipped(load_bytes(x, source + at, lanes), flip), lanes)
-        fill(scratch, to + right, row_length - right, flip)
-
-
-# -- an image that is quantised on its way -----------------------------------------------------
+# -- rows of an image --------------------------------------------------------------------------
 
 
 @intrinsic
 def woven(typing: Any, red: Any, green: Any, blue: Any, part: Any) -> Any:
-    """The bytes r₀g₀b₀r₁g₁b₁… of three vectors: of RGB·LANES, the LANES of number `part`."""
+    """Bytes part·LANES … (part + 1)·LANES − 1 of r₀g₀b₀r₁g₁b₁…, of three vectors."""
     if not isinstance(part, types.IntegerLiteral):
         return None
 
@@ -105,48 +91,63 @@ def woven(typing: Any, red: Any, green: Any, blue: Any, part: Any) -> Any:
             mask = ir.Constant(ir.VectorType(INT32, len(lanes)), lanes)
             return builder.shuffle_vector(a, b, mask)
 
-        planes, first = (2 * LANES, part.literal_value * LANES)
-        two = shuffled(values[0], values[1], list(range(planes)))
-        third = shuffled(values[2], ir.Constant(BYTES, None), list(range(planes)))
-        bytes_of = [divmod(first + lane, RGB) for lane in range(LANES)]
-        return shuffled(two, third, [plane * LANES + lane for lane, plane in bytes_of])
+        both = list(range(2 * LANES))
+        two = shuffled(values[0], values[1], both)
+        third = shuffled(values[2], ir.Constant(BYTES, None), both)
+        first = part.literal_value * LANES
+        sources = [divmod(first + at, RGB) for at in range(LANES)]  # a lane, of a plane
+        return shuffled(two, third, [plane * LANES + lane for lane, plane in sources])
 
     return byte_vector(byte_vector, byte_vector, byte_vector, part), generate
 
 
 @function
+def put_first(scratch, at, value, lanes):
+    """`put` of at most a vector, and of nothing if lanes ≤ 0."""
+    if lanes > 0:
+        put(scratch, at, value, min(LANES, lanes))
+
+
+@function
 def interleave(planes, at, pitch, count, channels, flip, scratch, to):
     """scratch[to + C·p + c] = planes[at + pitch·c + p], flipped, for p < count and c < C."""
-    if channels == RGB:
-        for p in range(0, count, LANES):
-            lanes, here = min(LANES, count - p), to + RGB * p
-            red = flipped(load_bytes(planes, at + p, lanes), flip)
-            green = flipped(load_bytes(planes, at + pitch + p, lanes), flip)
-            blue = flipped(load_bytes(planes, at + 2 * pitch + p, lanes), flip)
-            left = RGB * lanes
-            put(scratch, here, woven(red, green, blue, 0), min(LANES, left))
-            if left > LANES:
-                put(
-                    scratch, here + LANES, woven(red, green, blue, 1), min(LANES, left - LANES)
-                )  # fmt: skip
-            if left > 2 * LANES:
-                put(scratch, here + 2 * LANES, woven(red, green, blue, 2), left - 2 * LANES)
+    if channels != RGB:
+        for c in range(channels):
+            for p in range(count):
+                scratch[to + p * channels + c] = planes[at + c * pitch + p] ^ flip
         return
-    for c in range(channels):
-        for p in range(count):
-            scratch[to + p * channels + c] = planes[at + c * pitch + p] ^ flip
+    for p in range(0, count, LANES):
+        lanes, here = min(LANES, count - p), to + RGB * p
+        red = flipped(load_bytes(planes, at + p, lanes), flip)
+        green = flipped(load_bytes(planes, at + pitch + p, lanes), flip)
+        blue = flipped(load_bytes(planes, at + 2 * pitch + p, lanes), flip)
+        left = RGB * lanes
+        put_first(scratch, here, woven(red, green, blue, 0), left)
+        put_first(scratch, here + LANES, woven(red, green, blue, 1), left - LANES)
+        put_first(scratch, here + 2 * LANES, woven(red, green, blue, 2), left - 2 * LANES)
 
 
 def put_row(image, sample, row, count, shape, line, scratch, to):
     """scratch[to:] = the integers of the first `count` pixels of a row of the image.
 
-    line: scratch, bytes: as many as these integers.
+    line: scratch, bytes: as many as these integers, of an `Image` of float32.
     """
     raise NotImplementedError("compiled only")
 
 
 @overload(put_row)
 def _put_row(image, sample, row, count, shape, line, scratch, to):
+    if image.instance_class is Bytes:
+
+        def of_pixels_in_order(image, sample, row, count, shape, line, scratch, to):
+            source = (sample * shape.height + row) * shape.width * shape.channels
+            length = count * shape.channels
+            for at in range(0, length, LANES):
+                lanes = min(LANES, length - at)
+                value = flipped(load_bytes(image.x, source + at, lanes), image.flip)
+                put(scratch, to + at, value, lanes)
+
+        return of_pixels_in_order
     if image.types[0].dtype == types.float32:
 
         def of_numbers(image, sample, row, count, shape, line, scratch, to):
@@ -156,9 +157,7 @@ def _put_row(image, sample, row, count, shape, line, scratch, to):
                 for p in range(0, count, LANES):
                     lanes = min(LANES, count - p)
                     number = load_lanes(image.x, source + p, lanes) / divisor
-                    store_quantized(
-                        number, line, c * count + p, lanes, np.float32(-128), np.float32(127)
-                    )
+                    store_quantized(number, line, c * count + p, lanes, LOWEST, HIGHEST)
             interleave(line, 0, count, count, shape.channels, image.flip, scratch, to)
 
         return of_numbers
@@ -180,11 +179,15 @@ def _put_row(image, sample, row, count, shape, line, scratch, to):
 
 
 @function
-def copy_image(image, sample, top, rows, row_length, shape, line, scratch, band):
-    """The same as `copy_band`, of an `Image`. line: see `put_row`."""
-    left = min(shape.pad_w, row_length // shape.channels)
+def copy_band(image, sample, top, rows, row_length, shape, line, scratch, band):
+    """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
+
+    image: `Bytes` or an `Image`. line: see `put_row`. A row of the band has `row_length` elements,
+    (pixels, channels). Rows that fall between two windows are skipped, because no tap reads them.
+    """
+    left = min(shape.pad_w, row_length // shape.channels)  # a narrow window may see only padding
     count = min(shape.width, row_length // shape.channels - left)
-    right = (left + count) * shape.channels
+    first, end = left * shape.channels, (left + count) * shape.channels
     for row in range(rows):
         if row % shape.stride_h >= shape.kernel_h:
             continue
@@ -192,8 +195,6 @@ def copy_image(image, sample, top, rows, row_length, shape, line, scratch, band)
         if top + row < 0 or top + row >= shape.height:
             fill(scratch, to, row_length, image.flip)
             continue
-        fill(scratch, to, left * shape.channels, image.flip)
-        put_row(
-            image, sample, top + row, count, shape, line, scratch, to + left * shape.channels
-        )  # fmt: skip
-        fill(scratch, to + right, row_length - right, image.flip)
+        fill(scratch, to, first, image.flip)
+        put_row(image, sample, top + row, count, shape, line, scratch, to + first)
+        fill(scratch, to + end, row_length - end, image.flip)

@@ -10,26 +10,27 @@ from numba import prange
 
 from r18_numba_cpu.kernels.arguments import SUMS, Blocks, ConvShape, Requantization, Terms
 from r18_numba_cpu.kernels.conv_maxpool import pooled
-from r18_numba_cpu.kernels.integers.bands import Image, copy_image
+from r18_numba_cpu.kernels.integers.bands import Image, copy_band
 from r18_numba_cpu.kernels.integers.implicit_gemm import multiply_band
 from r18_numba_cpu.kernels.jit import kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS
 
-make_blocks = pooled(copy_image, multiply_band)
+make_blocks = pooled(copy_band, multiply_band)
 
 
 @kernel
 def conv_maxpool(
-    x, weight, bias, multiplier, one, maker, out, sums, scratch, made, lines, numbers, pooling,
-    workers,
+    x, weight, bias, multiplier, residual_multiplier, maker, out, sums, scratch, made, lines,
+    numbers, pooling, workers,
 ):  # fmt: skip
     """out (N, PH, PW, O): the maxima of windows of the convolution's bytes (N, OH, OW, O).
 
     x, maker: see `Image`. weight, bias, multiplier, sums, scratch, numbers: as of `implicit_gemm`,
     with blocks of one sample and all panels, and at most blocking.rows rows of the convolution.
-    one: not read. made: these rows, and lines: a row of them or of the image, for each worker.
-    pooling: a `ConvShape` of the pooling, the rows of pooled outputs in a block, the bytes of a
-    line, whether bytes are pixels, and 128 if the outputs are signed, as int64.
+    residual_multiplier: (1,); there is no residual. made: these rows, and lines: a row of them or
+    of the image, for each worker. pooling: a `ConvShape` of the pooling, the rows of pooled outputs
+    in a block, the bytes of a line, whether bytes are pixels, and 128 if the outputs are signed, as
+    int64.
     """
     # NOTE: made here, because `prange` takes a named tuple only from where it is made.
     n = numbers
@@ -54,7 +55,7 @@ def conv_maxpool(
         conv = made[worker * made_size : (worker + 1) * made_size]
         line = lines[worker * line_size : (worker + 1) * line_size]
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
-        terms = Terms(bias, multiplier, conv, one, conv, how)
+        terms = Terms(bias, multiplier, conv, residual_multiplier, conv, how)
         slot = scratch[worker * blocking.slot : (worker + 1) * blocking.slot]
         make_blocks(
             counters, worker, Image(x, maker, of_pixels, how.flip), shape, blocking, pool, p[13],

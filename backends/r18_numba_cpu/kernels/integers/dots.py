@@ -24,12 +24,12 @@ from r18_numba_cpu.kernels.integers.bytes import BYTE
 from r18_numba_cpu.kernels.integers.requantize import INTEGERS
 from r18_numba_cpu.kernels.vector import FEATURES, LANES
 
-HAS_VNNI = bool(
+HAS_WORDS = bool(FEATURES.get("avx512bw") if LANES == 16 else FEATURES.get("avx2"))
+HAS_VNNI = HAS_WORDS and bool(
     FEATURES.get("avx512vnni") and FEATURES.get("avx512vl")
     if LANES == 16
     else FEATURES.get("avxvnni")
 )
-HAS_WORDS = bool(FEATURES.get("avx512bw") if LANES == 16 else FEATURES.get("avx2"))
 
 BYTES_TYPED = llvmlite.binding.llvm_version_info >= (22,)
 """Whether LLVM declares the factors of `vpdpbusd` as bytes, as they are (llvm-project #97271), and

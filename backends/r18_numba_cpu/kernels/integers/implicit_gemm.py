@@ -24,12 +24,12 @@ from r18_numba_cpu.kernels.arguments import (
     Terms,
     Tile,
 )
-from r18_numba_cpu.kernels.blocks import take_block
+from r18_numba_cpu.kernels.blocks import rows_inside, take_block
 from r18_numba_cpu.kernels.integers import portable, register_tile
-from r18_numba_cpu.kernels.integers.bands import copy_band
+from r18_numba_cpu.kernels.integers.bands import Bytes, copy_band
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
 from r18_numba_cpu.kernels.jit import kernel, overload
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, seen_rows, tile_rows
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 
 portable_multiply, tile_multiply = portable.multiply, register_tile.multiply
 amx_multiply_band = amx.banded(store_tile)
@@ -62,7 +62,7 @@ def _multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, ter
             skipped, runs = 0, depth.runs
             # The padding of signed bytes is 128, and the bias takes away what it adds to a sum.
             if terms.how.flip == 0:
-                skipped, runs = seen_rows(top + row * shape.stride_h, depth.runs, shape.height)
+                skipped, runs = rows_inside(top + row * shape.stride_h, depth.runs, shape.height)
             seen = Depth(runs, depth.length, depth.stride)
             start = a_at + (row * shape.stride_h + skipped) * depth.stride
             for column in range(0, shape.out_w, most):
@@ -133,6 +133,7 @@ def implicit_gemm(
     counters = np.zeros(workers, np.int64)
     for worker in prange(workers):
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
+        image = Bytes(x, how.flip)
         terms = Terms(bias, multiplier, residual, residual_multiplier, out, how)
         slot = scratch[worker * blocking.slot : (worker + 1) * blocking.slot]
         copied = -1
@@ -146,7 +147,7 @@ def implicit_gemm(
             seen = (rows - 1) * shape.stride_h + shape.kernel_h
             for s in range(samples if part != copied else 0):
                 band = ROWS * COLUMNS + s * blocking.band
-                copy_band(x, how.flip, first + s, top, seen, row_length, shape, slot, band)
+                copy_band(image, first + s, top, seen, row_length, shape, x, slot, band)
             copied = part
             last = min(panels, (split + 1) * blocking.panels)
             for panel in range(split * blocking.panels, last):

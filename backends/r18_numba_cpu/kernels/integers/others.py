@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
+from r18_numba_cpu.kernels.integers.bands import HIGHEST, LOWEST, PIXEL_VALUES
 from r18_numba_cpu.kernels.integers.bytes import load_bytes
 from r18_numba_cpu.kernels.integers.requantize import (
     add_bytes,
@@ -58,7 +59,7 @@ def quantize(x, scale, out, rows, samples, channels, pixels, workers, span):
                 for p in range(0, count, LANES):
                     lanes = min(LANES, count - p)
                     number = load_lanes(x, source + p, lanes) / divisor
-                    store_quantized(number, row, p, lanes, np.float32(-128), np.float32(127))
+                    store_quantized(number, row, p, lanes, LOWEST, HIGHEST)
                 to, step = np.uintp((sample * pixels + first) * channels + c), np.uintp(channels)
                 for p in range(np.uintp(count)):
                     out[to + p * step] = row[p]
@@ -72,4 +73,4 @@ def look_up(x, table, out, pixels, channels, span):
         for p in range(item * span, min(pixels, (item + 1) * span)):
             for c in range(channels):
                 at = p * channels + c
-                out[at] = table[c * 256 + x[at]]
+                out[at] = table[c * PIXEL_VALUES + x[at]]

@@ -17,12 +17,10 @@ from numba.core import cgutils
 from r18_numba_cpu.kernels.integers.bytes import INT32, as_bytes
 from r18_numba_cpu.kernels.integers.dots import BY_ELEMENT, Dot
 from r18_numba_cpu.kernels.integers.requantize import (
-    CAN_PACK,
     INT_ALIGNMENT,
     INTEGERS,
     load_integers,
     round_packed,
-    round_saturated,
     to_numbers,
     widen,
 )
@@ -38,6 +36,8 @@ from r18_numba_cpu.kernels.vector import (
     splat,
 )
 
+assert VECTORS == 2, "two pixels' outputs are four vectors, which are packed together"
+
 
 @inlined
 def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
@@ -47,8 +47,9 @@ def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
     int8, groups of four; or uint16, with b of int16, of two. B has rows of COLUMNS groups. In them
     A and B begin at a_at and b_at.
 
-    If `whole`, the tile has all its columns, and goes through the epilogue from the registers that
-    it is in. Otherwise it is stored in c: int32, rows of COLUMNS from c_at on.
+    If `whole`, the tile has all its columns, begins with its bias, and goes through the epilogue
+    from the registers that it is in. Otherwise it is stored in c: int32, rows of COLUMNS from c_at
+    on.
     """
     multiply_tile(
         rows, a, a_at, a_row, b, b_at, depth.runs, depth.length, depth.stride, c, c_at, whole,
@@ -105,6 +106,7 @@ def multiply_tile(
             for rows in counts:
                 is_whole = context.is_true(builder, types.boolean, values[11])
                 shift = address(context, builder, signature.args[15], values[15], values[13])
+                # A tile in c gets its bias from `store_tile`.
                 first = [
                     builder.select(
                         is_whole,
@@ -223,18 +225,10 @@ def _store_finished(
 
     pixels = len(sums) // VECTORS
     rows = [ahead(builder, written, out_row, p) for p in range(pixels)]
-    if kinds[7].dtype == types.float32 or not CAN_PACK:
+    if kinds[7].dtype == types.float32:
         for p, v in product(range(pixels), range(VECTORS)):
-            here = _lane(builder, rows[p], v)
-            if kinds[7].dtype == types.float32:
-                place, value = as_vector_pointer(builder, here), number(p, v)
-            else:
-                ends = splat(builder, low), splat(builder, high)
-                place, value = (
-                    as_bytes(builder, here),
-                    round_saturated(builder, number(p, v), *ends),
-                )
-            builder.store(value, place, align=1)
+            place = as_vector_pointer(builder, _lane(builder, rows[p], v))
+            builder.store(number(p, v), place, align=FLOAT_ALIGNMENT)
         return
     for p in range(0, pixels, 2):
         pairs = [[number(q, v) for v in range(VECTORS)] for q in (p, min(p + 1, pixels - 1))]

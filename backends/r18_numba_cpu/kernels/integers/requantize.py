@@ -16,7 +16,6 @@ from numba.core import cgutils
 from r18_numba_cpu.kernels.integers.bytes import BYTE, BYTES, INT32, byte_vector, store_bytes
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.vector import (
-    FEATURES,
     LANES,
     VECTOR,
     address,
@@ -59,69 +58,67 @@ def widen(builder: Any, value: Any, signed: Any) -> Any:
 
 
 def round_saturated(builder: Any, number: Any, low: Any, high: Any) -> Any:
-    """The nearest integers, ties to even, saturated to low … high, as bytes.
+    """The nearest integers, ties to even, saturated to low … high, as bytes. NaN becomes low.
 
     They are saturated first: the limits are integers, so the order does not matter, and int32 then
     holds every number.
     """
     number = builder.select(builder.fcmp_ordered(">", number, low), number, low)
-    return builder.trunc(_nearest(builder, number, high), BYTES)
+    number = builder.select(builder.fcmp_ordered("<", number, high), number, high)
+    rounded = _call(builder, f"llvm.lrint.v{LANES}i32.v{LANES}f32", INTEGERS, [number])
+    return builder.trunc(rounded, BYTES)
+
+
+SHORT = ir.IntType(16)
+SHORTS, ALL_BYTES = ir.VectorType(SHORT, 2 * LANES), ir.VectorType(BYTE, 4 * LANES)
+PACKS = "llvm.x86.avx512.{}.512" if LANES == 16 else "llvm.x86.avx2.{}"
+
+
+def round_packed(builder: Any, pairs: Any, low: Any, high: Any) -> list[Any]:
+    """`round_saturated` of two pairs of vectors: a vector of bytes, twice as long, for each pair.
+
+    low, high: float32, the ends of uint8 or of int8. What is too low for int16, or for a byte, is
+    saturated when it is narrowed. int8 are uint8 in between, 128 more. Needs AVX2, or AVX-512 BW.
+    """
+    lowest, highest = builder.fptosi(low, INT32), splat(builder, high)
+    above = splat(builder, builder.trunc(builder.neg(lowest), SHORT), 2 * LANES)
+    shorts = []
+    for pair in pairs:
+        whole = [_nearest(builder, number, highest) for number in pair]
+        narrow = _call(builder, PACKS.format("packssdw"), SHORTS, whole)
+        shorts.append(_call(builder, f"llvm.sadd.sat.v{2 * LANES}i16", SHORTS, [narrow, above]))
+    packed = _call(builder, PACKS.format("packuswb"), ALL_BYTES, shorts)
+    packed = builder.add(packed, splat(builder, builder.trunc(lowest, BYTE), 4 * LANES))
+    # The instructions narrow 128 bits of each register at a time: a word of each of the four
+    # vectors, then the next word of each.
+    words = builder.bitcast(packed, INTEGERS)
+    found = []
+    for first in (0, 2):
+        order = [4 * part + v for v in (first, first + 1) for part in range(LANES // 4)]
+        mask = ir.Constant(ir.VectorType(INT32, len(order)), order)
+        chosen = builder.shuffle_vector(words, words, mask)
+        found.append(builder.bitcast(chosen, ir.VectorType(BYTE, 2 * LANES)))
+    return found
 
 
 def _nearest(builder: Any, number: Any, high: Any) -> Any:
-    """The nearest int32, ties to even, of at most `high`. What is too low becomes the lowest."""
-    number = builder.select(builder.fcmp_ordered("<", number, high), number, high)
-    kind = ir.FunctionType(INTEGERS, [VECTOR])
-    name = f"llvm.lrint.v{LANES}i32.v{LANES}f32"
-    lrint = cgutils.get_or_insert_function(builder.module, kind, name)
-    return builder.call(lrint, [number])
+    """The nearest int32, ties to even, of at most `high`. What int32 does not hold, and NaN, is the
+    lowest.
 
-
-WORDS = ir.VectorType(ir.IntType(16), 2 * LANES)
-PACKS = "avx512.{}.512" if LANES == 16 else "avx2.{}"
-CAN_PACK = bool(
-    FEATURES.get("avx512bw") if LANES == 16 else FEATURES.get("avx2") if LANES == 8 else False
-)
-"""Whether the CPU has instructions that saturate registers of int32 to int16, and those to
-bytes."""
-
-
-def round_packed(builder: Any, pairs: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """`round_saturated` of two pairs of vectors: a vector of bytes, twice as long, for each pair.
-
-    low, high: float32; high − low is 255. Two instructions saturate and narrow four registers,
-    and work on 128 bits at a time: what they leave is in quarters of a register, or halves.
+    NOTE: by the CPU's own instruction. What LLVM's `lrint` makes of such numbers is not specified.
     """
-    lowest = builder.fptosi(low, INT32)
-    highest = splat(builder, high)
-    above = splat(builder, builder.trunc(builder.neg(lowest), ir.IntType(16)), 2 * LANES)
-    words = []
-    for pair in pairs:
-        whole = [_nearest(builder, number, highest) for number in pair]
-        narrow = _packing(builder, "packssdw", WORDS, whole)
-        kind = ir.FunctionType(WORDS, [WORDS, WORDS])
-        add = cgutils.get_or_insert_function(
-            builder.module, kind, f"llvm.sadd.sat.v{2 * LANES}i16"
-        )  # fmt: skip
-        words.append(builder.call(add, [narrow, above]))
-    packed = _packing(builder, "packuswb", ir.VectorType(BYTE, 4 * LANES), words)
-    lows = splat(builder, builder.trunc(lowest, BYTE), 4 * LANES)
-    packed = builder.bitcast(builder.add(packed, lows), INTEGERS)
-    parts = LANES // 4
-    for_pair = [[4 * part + vector for vector in order for part in range(parts)]
-                for order in ((0, 1), (2, 3))]  # fmt: skip
-    found = []
-    for order in for_pair:
-        mask = ir.Constant(ir.VectorType(INT32, len(order)), order)
-        chosen = builder.shuffle_vector(packed, packed, mask)
-        found.append(builder.bitcast(chosen, ir.VectorType(BYTE, 2 * LANES)))
-    return found[0], found[1]
+    number = builder.select(builder.fcmp_ordered("<", high, number), high, number)
+    if LANES == 16:
+        all_lanes, rounding = ir.Constant(SHORT, -1), ir.Constant(INT32, 4)  # that of MXCSR
+        given = [number, ir.Constant(INTEGERS, None), all_lanes, rounding]
+        return _call(builder, "llvm.x86.avx512.mask.cvtps2dq.512", INTEGERS, given)
+    return _call(builder, "llvm.x86.avx.cvt.ps2dq.256", INTEGERS, [number])
 
 
-def _packing(builder: Any, name: str, kind: Any, values: Any) -> Any:
+def _call(builder: Any, name: str, kind: Any, values: Any) -> Any:
+    """What LLVM's function `name` makes of the values."""
     found = ir.FunctionType(kind, [value.type for value in values])
-    called = f"llvm.x86.{PACKS.format(name)}"
-    return builder.call(cgutils.get_or_insert_function(builder.module, found, called), values)
+    return builder.call(cgutils.get_or_insert_function(builder.module, found, name), values)
 
 
 # -- as functions of kernels -------------------------------------------------------------------
