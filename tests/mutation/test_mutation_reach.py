@@ -126,6 +126,9 @@ def test_a_backends_sources_are_not_those_of_another_in_its_package(
     assert target.sources().items() <= target.texts().items()
 
 
+INTEGER_PRODUCTS = {"qconv2d", "qconv2d_maxpool2d", "qlinear"}
+
+
 @pytest.mark.parametrize(
     ("backend", "file", "text", "algorithms"),
     [
@@ -136,16 +139,16 @@ def test_a_backends_sources_are_not_those_of_another_in_its_package(
             "numba-cpu",
             "kernels/micro_kernel.py",
             "def multiply(",
-            {"conv2d", "conv2d_maxpool2d", "linear", "qconv2d", "qlinear"},
+            {"conv2d", "conv2d_maxpool2d", "linear", *INTEGER_PRODUCTS},
         ),
         # By the dotted name of a module, and by overloads.
         (
             "numba-cpu",
             "kernels/amx.py",
             "def store_sums",
-            {"conv2d", "conv2d_maxpool2d", "linear", "qconv2d", "qlinear"},
+            {"conv2d", "conv2d_maxpool2d", "linear", *INTEGER_PRODUCTS},
         ),
-        ("numba-cpu", "kernels/integers/portable.py", "def multiply", {"qconv2d", "qlinear"}),
+        ("numba-cpu", "kernels/integers/portable.py", "def multiply", INTEGER_PRODUCTS),
         ("numba", "kernels/ops/softmax.py", "def build", {"softmax"}),
     ],
 )

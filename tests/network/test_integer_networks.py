@@ -67,7 +67,8 @@ def test_pixels_become_integers_by_the_table(name: str) -> None:
         get_backend(name), images=seeded_pixels(tiny(), 2, normalize), pixels=normalize
     )
     assert report.ok, text(report)
-    assert report.steps[0].kernel.split("/")[1] == "quantize_pixels"
+    first = "qconv2d_maxpool2d" if name == "numba-cpu" else "quantize_pixels"  # in one step
+    assert report.steps[0].kernel.split("/")[1] == first
 
 
 def test_the_simulator_computes_the_same_integers() -> None:
