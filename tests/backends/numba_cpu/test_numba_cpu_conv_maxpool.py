@@ -7,6 +7,7 @@ from itertools import product
 import numba
 import numpy as np
 import pytest
+from pooled_windows import POOLS, WINDOWS
 
 from r18.backend import CompileOptions, Kernel
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, Shape
@@ -56,23 +57,12 @@ def apart(backend: Backend, kernel: Kernel, problem: Problem, threads: int) -> N
     np.testing.assert_array_equal(got.view(np.uint16), wanted.view(np.uint16))
 
 
-POOLS = (
-    MaxPool2d((3, 3), (2, 2), (1, 1)),
-    MaxPool2d((2, 2), (2, 2)),
-    MaxPool2d((5, 3), (1, 2), (2, 0)),
-    MaxPool2d((1, 1), (3, 3)),
-    MaxPool2d((4, 4), (3, 1), (2, 2)),
-)
-"""Pooling windows that share rows, that do not, and that skip rows."""
-
-
 @each_kernel
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rows_of_a_block_before_are_kept(backend: Backend, kernel: Kernel, threads: int) -> None:
     if threads > compiled.most_threads():
         pytest.skip("Numba has one thread here")
-    windows = ((3, 1, 1), (7, 2, 3), (1, 2, 0), (2, 1, 0))
-    for index, (pool, (k, s, p), samples) in enumerate(product(POOLS, windows, (1, 3))):
+    for index, (pool, (k, s, p), samples) in enumerate(product(POOLS, WINDOWS, (1, 3))):
         conv = Conv2d(1 + index % 4, 33, (k, k), (s, s), (p, p), bias=True, relu=index % 2 == 0)
         image = (samples, conv.in_channels, 23, 21)
         apart(backend, kernel, Problem(ConvMaxPool(conv, pool), (image,)), threads)

@@ -11,6 +11,7 @@ import emulated_tiles
 import numba
 import numpy as np
 import pytest
+from pooled_windows import POOLS, WINDOWS
 
 from integer_networks import images_of, integer_weights
 from r18.backend import Array, CompileOptions, Kernel
@@ -37,18 +38,6 @@ from r18_oracle.generate.inputs import fewest_variants, make_case
 from r18_oracle.ops.normalize import normalization
 
 KERNELS = [kernel for kernel in Backend().kernels() if kernel.op is QuantizedConvMaxPool]
-POOLS = (
-    MaxPool2d((3, 3), (2, 2), (1, 1)),
-    MaxPool2d((2, 2), (2, 2)),
-    MaxPool2d((5, 3), (1, 2), (2, 0)),
-    MaxPool2d((1, 1), (3, 3)),
-    MaxPool2d((4, 4), (3, 1), (2, 2)),
-)
-"""Pooling windows that share rows, that do not, and that skip rows."""
-
-WINDOWS = ((3, 1, 1), (7, 2, 3), (1, 2, 0), (2, 1, 0))
-"""Size, stride and padding of a convolution."""
-
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 
 pytestmark = pytest.mark.usefixtures("only_where_it_runs")

@@ -37,7 +37,7 @@ constexpr int MULTIPLIERS = 32 * WARPS, PRODUCERS = 128;
 constexpr int PART_CHANNELS = 64, PART_TILES = 16, STEP_CHANNELS = 4;
 constexpr int STAGES = 3;  // steps in shared memory
 
-// Half a warp is a grid of lanes: so many that differ in their channels, by so many in their tiles.
+// The lanes of half a warp form a grid: along one side channels differ, along the other tiles.
 constexpr int CHANNEL_LANES = PART_CHANNELS / SIDE, TILE_LANES = PART_TILES / SIDE;
 constexpr int ROWS = 32 / PART_TILES;  // of tiles in as many bytes as shared memory has banks
 
