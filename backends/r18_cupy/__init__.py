@@ -103,7 +103,7 @@ class Backend(BackendBase):
 
         Without an entry: `Apart` for a fused projection, which is slower for one image on an H200,
         and for a fused classifier at batches above `FUSED_CLASSIFIER`,
-        `implicit_gemm_wgmma_pingpong` where its estimate is the lower one, in fp8
+        `implicit_gemm_wgmma_stationary` or `_pingpong` where its estimate is the lowest, in fp8
         `implicit_gemm_wgmma_halo` for a few images, else None.
         """
         found = self._tuned.best(problem, precision) if self._tuned else None
@@ -119,7 +119,13 @@ class Backend(BackendBase):
             from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import (
                 implicit_gemm_wgmma_pingpong_kernels,
             )
+            from r18_cupy.hopper.implicit_gemm_wgmma_stationary import (
+                implicit_gemm_wgmma_stationary_kernels,
+            )
 
+            for stationary in implicit_gemm_wgmma_stationary_kernels():
+                if stationary.precision.name == precision and stationary.pays(problem):
+                    return Preferred(stationary.id)
             for kernel in implicit_gemm_wgmma_pingpong_kernels():
                 if kernel.precision.name == precision and kernel.pays(problem):
                     return Preferred(kernel.id)

@@ -19,6 +19,7 @@ from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import implicit_gemm_wgmma_pingpong_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma_stationary import implicit_gemm_wgmma_stationary_kernels
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.hopper.projection_wgmma import projection_wgmma_kernels
 from r18_cupy.hopper.winograd_one_launch import winograd_one_launch_kernels
@@ -49,6 +50,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *implicit_gemm_wgmma_halo_kernels(),
         *implicit_gemm_wgmma_persistent_kernels(),
         *implicit_gemm_wgmma_pingpong_kernels(),
+        *implicit_gemm_wgmma_stationary_kernels(),
         *projection_wgmma_kernels(),
         *implicit_gemm_mma_kernels(),
         *grouped_mma_kernels(),

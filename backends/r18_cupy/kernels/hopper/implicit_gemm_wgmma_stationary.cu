@@ -1,0 +1,168 @@
+// Weight-stationary implicit GEMM on Hopper for 3×3 windows of stride 1 (stationary.cuh). NHWC; fp16,
+// bf16, tf32.
+//
+// One CTA per SM computes tiles of pixels by 64 channels:
+// 1. One producer thread loads patches into a ring of stages, another one residuals into a ring of
+//    slabs, as far ahead as the rings reach.
+// 2. Two consumer warpgroups multiply in turn; warpgroup i has stages i, i + 2, i + 4, …
+//    TILE_GROUPS_K = 1: each holds all weights, and a stage is a tile.
+//    TILE_GROUPS_K = 2: each holds the weights of half of the channels, and a tile is two stages.
+// 3. Epilogue, while the other warpgroup multiplies: bias, residual and ReLU, then a TMA store from
+//    slabs. With TILE_GROUPS_K = 2 warpgroup 0 adds bias and residual and passes its sums on to
+//    warpgroup 1, which adds its own and writes the outputs.
+//
+// Constraints: sm_90a; 3×3 windows, stride 1; C at most TILE_GROUPS_K · TILE_K; C and O multiples of
+// 16 bytes.
+#include "hopper/stationary.cuh"
+
+constexpr int TURNS = 2;  // consumer warpgroups, CONSUMERS threads each
+constexpr int ALL_THREADS = (TURNS + 1) * CONSUMERS;
+constexpr int WRITERS = TURNS / TILE_GROUPS_K;  // warpgroups that write outputs: the last ones
+constexpr int RESIDUALS = 2;                    // sets of slabs in their ring
+constexpr int PASSED_BYTES = TILE_GROUPS_K > 1 ? TILE_N / 2 * CONSUMERS * sizeof(float) : 0;
+// The producer's warpgroup gives registers to the consumers: each is launched with 168.
+constexpr int FEW_REGISTERS = 24, MANY_REGISTERS = 240;
+
+static_assert(TILE_GROUPS_K == 1 || TILE_GROUPS_K == TURNS, "each warpgroup has weights");
+
+// Barrier of one consumer warpgroup. The numbers are literals: the compiler would otherwise reserve
+// all sixteen.
+__device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
+  if (warpgroup == 0) {
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+  }
+}
+
+// -- sums that warpgroup 0 passes on --------------------------------------------------------------
+
+// Warpgroup 0 writes sums, and warpgroup 1 waits for them; it has read them, and warpgroup 0 waits
+// for that. The other side only arrives.
+__device__ __forceinline__ void sums_written() { asm volatile("bar.arrive 3, 256;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_sums() { asm volatile("bar.sync 3, 256;" ::: "memory"); }
+__device__ __forceinline__ void sums_read() { asm volatile("bar.arrive 4, 256;" ::: "memory"); }
+__device__ __forceinline__ void wait_until_read() { asm volatile("bar.sync 4, 256;" ::: "memory"); }
+
+// Where a thread leaves the sums of eight pixels for the thread at its place in warpgroup 1.
+__device__ __forceinline__ unsigned sums_address(unsigned passed, int eight) {
+  return passed + (eight * CONSUMERS + threadIdx.x % CONSUMERS) * 16;
+}
+
+__device__ __forceinline__ void pass_on(const Accumulator& sums, unsigned passed) {
+#pragma unroll
+  for (int eight = 0; eight < EIGHTS; ++eight) {
+    const float* four = sums + 4 * eight;
+    shared_store(sums_address(passed, eight), __float_as_uint(four[0]), __float_as_uint(four[1]),
+                 __float_as_uint(four[2]), __float_as_uint(four[3]));
+  }
+}
+
+__device__ __forceinline__ void add_passed_on(Accumulator& sums, unsigned passed) {
+#pragma unroll
+  for (int eight = 0; eight < EIGHTS; ++eight) {
+    const float4 four = shared_load(sums_address(passed, eight));
+    float* to = sums + 4 * eight;
+    to[0] += four.x, to[1] += four.y, to[2] += four.z, to[3] += four.w;
+  }
+}
+
+// -- the kernel -----------------------------------------------------------------------------------
+
+// Grid: channel tiles by as many CTAs for each as are resident at once, or as there are tiles of
+// pixels.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, TILE_BLOCKS)
+conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
+                                      const uint4* __restrict__ weight,
+                                      const __grid_constant__ TensorMap residual,
+                                      const __grid_constant__ TensorMap out,
+                                      const float* __restrict__ bias, const ConvShape p,
+                                      const StationaryShape shape) {
+  extern __shared__ unsigned char dynamic[];
+  const unsigned stages = shared_address(aligned_stages(dynamic));
+  const unsigned outputs = stages + TILE_STAGES * STAGE_BYTES;  // a set of slabs for each writer
+  const unsigned residuals = outputs + WRITERS * SET_BYTES;
+  const unsigned passed = residuals + RESIDUALS * SET_BYTES;
+  const Pipeline pipeline{passed + PASSED_BYTES, TILE_STAGES};  // of patches
+  const Pipeline residual_pipeline{pipeline.end(), RESIDUALS};
+  const Mbarriers<TURNS> turn{residual_pipeline.end(), CONSUMERS / 32};  // may multiply
+  const int warpgroup = threadIdx.x / CONSUMERS;
+  const Share share;
+
+  begin_block(pipeline, residual_pipeline, turn);
+
+  if (warpgroup == TURNS) {
+    release_registers<FEW_REGISTERS>();
+    if (threadIdx.x == TURNS * CONSUMERS) {
+      prefetch_tensor_map(x);
+      wait_for_previous_launch();
+      load_patches(pipeline, stages, x, p, shape, share, TILE_GROUPS_K);
+    } else if (threadIdx.x == TURNS * CONSUMERS + 32 && shape.has_residual) {
+      prefetch_tensor_map(residual);
+      wait_for_previous_launch();
+      load_residuals(residual_pipeline, residuals, residual, shape, share);
+    }
+    return;
+  }
+
+  acquire_registers<MANY_REGISTERS>();
+  const bool elected = threadIdx.x % 32 == 0;
+  const bool writing = warpgroup >= TURNS - WRITERS;
+  const bool storing = writing && threadIdx.x % CONSUMERS == 0;  // the thread that copies outputs
+  const int nth_writer = WRITERS > 1 ? warpgroup : 0;
+  const unsigned set = outputs + nth_writer * SET_BYTES;
+  const int chunk = WRITERS > 1 ? 0 : warpgroup;
+  const StationaryWeights weights(weight + (blockIdx.x * TILE_GROUPS_K + chunk) *
+                                               (StationaryWeights::COUNT * CONSUMERS));
+  const LaneBias lane_bias(bias, p, share.channel0);
+  if (storing) {
+    prefetch_tensor_map(out);
+    wait_for_previous_launch();
+  }
+  const int first = share.first + nth_writer * share.apart, apart = WRITERS * share.apart;
+  int turns = 0;  // that the warpgroup has had
+  for (int index = first; index < shape.tiles; index += apart, ++turns) {
+    Accumulators accumulators;
+    Accumulator& sums = accumulators.main;
+    const int used = turns * TURNS + warpgroup, stage = used % TILE_STAGES;
+    mbarrier_wait(pipeline.full(stage), used / TILE_STAGES & 1);
+    // Warpgroup 0 has the first turn from the start.
+    if (turns + warpgroup > 0) mbarrier_wait(turn.of(warpgroup), (turns - 1 + warpgroup) & 1);
+    weights.multiply(sums, stages + stage * STAGE_BYTES, [&] {
+      if (elected) mbarrier_arrive(turn.of(1 - warpgroup));
+    });
+    if (elected) mbarrier_arrive(pipeline.empty(stage));
+
+    const auto add_bias_and_residual = [&] {
+      if (shape.has_residual) {
+        const int tiles = turns * WRITERS + nth_writer, place = tiles % RESIDUALS;
+        mbarrier_wait(residual_pipeline.full(place), tiles / RESIDUALS & 1);
+        add_residual_pixels(sums, residuals + place * SET_BYTES);
+        __syncwarp();
+        if (elected) mbarrier_arrive(residual_pipeline.empty(place));
+      }
+      lane_bias.add_to(sums);
+    };
+    if constexpr (TILE_GROUPS_K == 1) {
+      add_bias_and_residual();
+    } else if (warpgroup == 0) {
+      add_bias_and_residual();
+      if (turns > 0) wait_until_read();
+      pass_on(sums, passed);
+      sums_written();
+      continue;
+    } else {
+      wait_for_sums();
+      add_passed_on(sums, passed);
+      if (index + apart < shape.tiles) sums_read();
+    }
+    if (storing) tma_store_wait();  // the last outputs have been read
+    warpgroup_barrier(warpgroup);
+    fill_pixels(sums, set, p.relu);
+    fence_async_proxy();
+    warpgroup_barrier(warpgroup);
+    if (storing) store_outputs(out, set, share.channel0, pixel_tile_at(index, shape), p);
+    __syncwarp();
+  }
+  if (storing) tma_store_wait();
+}

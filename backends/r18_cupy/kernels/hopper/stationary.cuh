@@ -1,0 +1,265 @@
+// Weight-stationary products on Hopper for 3×3 windows of stride 1: the weights stay in registers
+// while tiles of pixels pass.
+//
+// `wgmma` reads A from registers: a warpgroup holds 64 output channels of all nine positions of the
+// window, over 128 bytes of input channels, which is 144 registers of each thread. Shared memory
+// delivers pixels only, half of what it can.
+//
+// A tile is TILE_HEIGHT rows of 8 pixels. A patch is a tile's pixels and their halo, 128 bytes of
+// channels each. For a position of the window the matrix B is the patch from another pixel on: only
+// the descriptor's address changes.
+//
+// The host packs weights as the lanes hold them (`lane_order` in
+// hopper/implicit_gemm_wgmma_stationary.py).
+#pragma once
+#include "hopper/products.cuh"
+
+constexpr int WINDOW = 3, POSITIONS = WINDOW * WINDOW;
+constexpr int WIDTH = 8, PATCH_WIDTH = WIDTH + WINDOW - 1;  // pixels of a tile, of a patch
+constexpr int PATCH_BYTES = (TILE_HEIGHT + WINDOW - 1) * PATCH_WIDTH * ROW_BYTES;
+constexpr int STAGE_BYTES = (PATCH_BYTES + 1023) / 1024 * 1024;
+constexpr int SLAB_BYTES = TILE_N * ROW_BYTES;
+constexpr int SET_BYTES = SLABS * SLAB_BYTES;  // a set of slabs: a tile's outputs, or its residual
+constexpr int EIGHTS = TILE_N / 8;             // rows of a tile
+
+static_assert(!SPLITS && TILE_GROUPS_M == 1 && TILE_GROUPS_N == 1,
+              "a warpgroup has the registers for the weights of 64 channels");
+static_assert(TILE_N == TILE_HEIGHT * WIDTH, "one instruction multiplies a tile's pixels");
+static_assert(SLAB_BYTES % 1024 == 0, "slabs are aligned");
+static_assert(TILE_BLOCKS == 1, "two warpgroups need the registers of an SM");
+
+// The host's `STATIONARY_SHAPE` mirrors it field by field.
+struct StationaryShape {
+  int tiles;                    // of pixels, in the whole problem
+  int row_tiles, column_tiles;  // of an image
+  int has_residual;
+};
+
+// A tile's first row, first column, and image.
+struct PixelTile {
+  int line0, column0, image;
+};
+
+__device__ __forceinline__ PixelTile pixel_tile_at(unsigned index, const StationaryShape& shape) {
+  const unsigned columns = shape.column_tiles, rows = shape.row_tiles;
+  return {(int)(index / columns % rows) * TILE_HEIGHT, (int)(index % columns) * WIDTH,
+          (int)(index / columns / rows)};
+}
+
+// The tiles of a CTA: those of channel tile blockIdx.x, from tile blockIdx.y of the pixels on.
+struct Share {
+  int channel0, first, apart;
+  __device__ __forceinline__ Share()
+      : channel0(blockIdx.x * TILE_M), first(blockIdx.y), apart(gridDim.y) {}
+};
+
+// mbarriers, each with as many arrivals.
+template <int COUNT>
+struct Mbarriers {
+  unsigned first;
+  int arrivals;
+  __device__ __forceinline__ unsigned of(int i) const { return first + 8 * i; }
+  __device__ __forceinline__ unsigned end() const { return first + 8 * COUNT; }
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < COUNT; ++i) mbarrier_init(of(i), arrivals);
+  }
+};
+
+// -- products -------------------------------------------------------------------------------------
+
+// D = A·Bᵀ + D with A in registers. Lane i holds, of its warp's 16 rows of A, rows i / 4 and 8 more:
+// word i % 4 of both, then word i % 4 + 4 of both; a K step has eight words of 4 bytes. The
+// registers must not change while products are in flight.
+//
+// A0 to A3, B: the numbers of the operands, which follow the accumulators.
+#define WGMMA_STATIONARY(T, N, STEP_AND_TYPES, COUNT, A0, A1, A2, A3, B, ORDER)               \
+  __device__ __forceinline__ void wgmma_stationary(T, float (&d)[COUNT], const uint4& a,     \
+                                                   unsigned long long b) {                   \
+    asm volatile(                                                                            \
+        "{\n.reg .pred add;\nsetp.eq.u32 add, 1, 1;\n"                                         \
+        "wgmma.mma_async.sync.aligned.m64n" #N STEP_AND_TYPES " {" WGMMA_NAMES_##COUNT       \
+        "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1" ORDER ";\n}"       \
+        : WGMMA_ACC_##COUNT                                                                  \
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));                                   \
+  }
+#define WGMMA_STATIONARY_OF_EACH_TYPE(N, COUNT, A0, A1, A2, A3, B)                    \
+  WGMMA_STATIONARY(__half, N, "k16.f32.f16.f16", COUNT, A0, A1, A2, A3, B, ", 0")     \
+  WGMMA_STATIONARY(__nv_bfloat16, N, "k16.f32.bf16.bf16", COUNT, A0, A1, A2, A3, B, ", 0") \
+  WGMMA_STATIONARY(float, N, "k8.f32.tf32.tf32", COUNT, A0, A1, A2, A3, B, "")
+
+WGMMA_STATIONARY_OF_EACH_TYPE(56, 28, 28, 29, 30, 31, 32)
+WGMMA_STATIONARY_OF_EACH_TYPE(112, 56, 56, 57, 58, 59, 60)
+
+// The matrix B of a tile's pixels, at `address` of a patch: groups of eight pixels, a row of the
+// patch apart.
+__device__ __forceinline__ unsigned long long patch_descriptor(unsigned address) {
+  constexpr unsigned long long ROWS = (PATCH_WIDTH - 8) * ROW_BYTES / 16;
+  return swizzle_128b_descriptor(address) + (ROWS << 32);
+}
+
+// A thread's weights: of each position of the window, 128 bytes of channels.
+struct StationaryWeights {
+  static constexpr int COUNT = POSITIONS * STEPS;
+  uint4 steps[COUNT];
+
+  // `packed`: those of the warpgroup. Volatile, or the compiler would load them again for each tile.
+  __device__ __forceinline__ explicit StationaryWeights(const uint4* packed) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(steps[i].x), "=r"(steps[i].y), "=r"(steps[i].z), "=r"(steps[i].w)
+                   : "l"(packed + i * CONSUMERS + threadIdx.x % CONSUMERS));
+    }
+  }
+
+  // Adds the products with a patch. `almost` is called when few are left to be computed: those of
+  // another warpgroup, issued then, queue behind them. On return the patch has been read.
+  template <typename Almost>
+  __device__ __forceinline__ void multiply(Accumulator& sums, unsigned patch,
+                                           const Almost& almost) const {
+    const unsigned long long corner = patch_descriptor(patch);
+    wgmma_fence();
+#pragma unroll
+    for (int position = 0; position < POSITIONS; ++position) {
+      const int shift = position / WINDOW * PATCH_WIDTH + position % WINDOW;
+      if (position == POSITIONS - 1) wgmma_commit();
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        wgmma_stationary(Operand(), sums, steps[position * STEPS + step],
+                         corner + shift * ROW_BYTES / 16 + step * K_STEP);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    almost();
+    wgmma_wait<0>();
+  }
+};
+
+// -- copies ---------------------------------------------------------------------------------------
+
+// The producer thread: loads the patches of all tiles of the CTA, `chunks` of 128 bytes of channels
+// of each, as far ahead as the stages reach.
+__device__ __forceinline__ void load_patches(const Pipeline& pipeline, unsigned stages,
+                                             const TensorMap& x, const ConvShape& p,
+                                             const StationaryShape& shape, const Share& share,
+                                             int chunks) {
+  PipelineState state;
+  int used = 0;  // stages
+  for (int index = share.first; index < shape.tiles; index += share.apart) {
+    const PixelTile at = pixel_tile_at(index, shape);
+    for (int chunk = 0; chunk < chunks; ++chunk, state.advance(TILE_STAGES)) {
+      const unsigned full = pipeline.full(state.stage);
+      if (used++ >= TILE_STAGES) mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+      mbarrier_arrive_expect_tx(full, PATCH_BYTES);
+      tma_load_patch(stages + state.stage * STAGE_BYTES, x, full, chunk * TILE_K,
+                     at.column0 - p.pw, at.line0 - p.ph, at.image);
+    }
+  }
+}
+
+// Another producer thread: loads the residuals of all tiles of the CTA into a ring of sets of slabs.
+__device__ __forceinline__ void load_residuals(const Pipeline& pipeline, unsigned sets,
+                                               const TensorMap& residual,
+                                               const StationaryShape& shape, const Share& share) {
+  PipelineState state;
+  int used = 0;  // sets
+  for (int index = share.first; index < shape.tiles; index += share.apart) {
+    const PixelTile at = pixel_tile_at(index, shape);
+    const unsigned full = pipeline.full(state.stage), set = sets + state.stage * SET_BYTES;
+    if (used++ >= pipeline.stages) mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+    mbarrier_arrive_expect_tx(full, SET_BYTES);
+    for (int slab = 0; slab < SLABS; ++slab) {
+      tma_load_patch(set + slab * SLAB_BYTES, residual, full,
+                     share.channel0 + slab * SLAB_CHANNELS, at.column0, at.line0, at.image);
+    }
+    state.advance(pipeline.stages);
+  }
+}
+
+// Stores a box of pixels of an NHWC image. Elements past its borders are not written.
+__device__ __forceinline__ void tma_store_patch(const TensorMap& map, int c, int w, int h, int n,
+                                                unsigned source) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(
+          &map),
+      "r"(c), "r"(w), "r"(h), "r"(n), "r"(source)
+      : "memory");
+}
+
+// Stores the outputs of a tile. One thread, after a barrier of those that wrote them.
+__device__ __forceinline__ void store_outputs(const TensorMap& out, unsigned slabs, int channel0,
+                                              const PixelTile& at, const ConvShape& p) {
+  for (int slab = 0; slab < SLABS; ++slab) {
+    const int channel = channel0 + slab * SLAB_CHANNELS;
+    if (channel < p.o) {
+      tma_store_patch(out, channel, at.column0, at.line0, at.image, slabs + slab * SLAB_BYTES);
+    }
+  }
+  tma_store_commit();
+}
+
+// -- epilogue -------------------------------------------------------------------------------------
+
+// The bias of the lane's two channels.
+struct LaneBias {
+  float low, high;
+
+  __device__ __forceinline__ LaneBias(const float* bias, const ConvShape& p, int channel0) {
+    const int channel = channel0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    low = bias && channel < p.o ? bias[channel] : 0.0f;
+    high = bias && channel + 8 < p.o ? bias[channel + 8] : 0.0f;
+  }
+  __device__ __forceinline__ void add_to(Accumulator& sums) const {
+#pragma unroll
+    for (int i = 0; i < TILE_N / 2; ++i) sums[i] += i % 4 < 2 ? low : high;
+  }
+};
+
+// Visits the accumulators with their addresses in the tile's slabs, which have a row for each pixel;
+// `visit` as in `visit_slabs`. Eight pixels further is 1024 bytes further, whatever the swizzle.
+template <typename Visit>
+__device__ __forceinline__ void visit_pixels(Accumulator& sums, unsigned slabs,
+                                             const Visit& visit) {
+  constexpr int EIGHT_ROWS = 8 * ROW_BYTES;
+  // Recompute addresses for each tile: keeping them would spill registers.
+  int thread = threadIdx.x % 128;
+  asm volatile("" : "+r"(thread));
+  const int warp = thread / 32, lane = thread % 32;
+  if constexpr (sizeof(STORAGE) == 2) {
+    const int row = lane / 16 * 8 + lane % 8;
+    const unsigned first = slab_address(slabs, row, 2 * warp + lane / 8 % 2);
+#pragma unroll
+    for (int i = 0; i < EIGHTS; i += 2) {  // of a single last row the upper lanes have no matrix
+      visit(sums + 4 * i, i + 1 < EIGHTS ? 4 : 2, first + i * EIGHT_ROWS);
+    }
+  } else {
+    const int row = lane % 4 * 2, chunk = warp % 2 * 4 + lane / 16;
+    const unsigned slab = slabs + warp / 2 * SLAB_BYTES + lane / 4 % 4 * 4;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {  // two pixels of two channels
+      const unsigned first = slab_address(slab, row + k % 2, chunk + k / 2 * 2);
+#pragma unroll
+      for (int i = 0; i < EIGHTS; ++i) visit(sums + 4 * i + k, 1, first + i * EIGHT_ROWS);
+    }
+  }
+}
+
+// Adds the residual in a set of slabs.
+__device__ __forceinline__ void add_residual_pixels(Accumulator& sums, unsigned set) {
+  visit_pixels(sums, set, add_stored<STORAGE>);
+}
+
+// Writes the outputs in storage format to a set of slabs.
+__device__ __forceinline__ void fill_pixels(Accumulator& sums, unsigned set, bool relu) {
+  const auto fill = [&](bool clamps) {
+    visit_pixels(sums, set, [=](float* some, int matrices, unsigned address) {
+      store_rounded<STORAGE>(some, matrices, address, clamps);
+    });
+  };
+  if (relu) {
+    fill(true);
+  } else {
+    fill(false);
+  }
+}
