@@ -114,6 +114,7 @@ INSTRUCTIONS: dict[str, Rule | None] = {
     "wgmma.commit_group": None,
     "setmaxnreg": None,
     "prefetch.tensormap": None,
+    "ld.global.": None,
     "ld.shared.": None,
     "st.shared.": None,
     "ldmatrix": None,

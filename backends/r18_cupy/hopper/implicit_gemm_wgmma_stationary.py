@@ -40,7 +40,7 @@ CONSUMERS = 128  # threads of a warpgroup
 TURNS = 2  # consumer warpgroups
 THREADS = (TURNS + 1) * CONSUMERS  # with the warpgroup of the producer
 RESIDUALS = 2  # sets of slabs for residuals
-TURN_NBYTES = 8 * TURNS  # of mbarriers
+FURTHER_NBYTES = 32  # of mbarriers: two for turns, two for sums that are passed on
 WORDS = 8  # of 4 bytes in a K step, per row
 
 # Mirrors `StationaryShape` in kernels/hopper/implicit_gemm_wgmma_stationary.cu.
@@ -80,7 +80,7 @@ class StationaryTile(WgmmaTile):
         sets = TURNS // self.groups_k + RESIDUALS
         slabs = sets * self.n * ROW_BYTES * (self.m // self.k)
         passed = 4 * self.m * self.n if self.groups_k > 1 else 0
-        barriers = (self.stages + RESIDUALS) * BARRIER_NBYTES + TURN_NBYTES
+        barriers = (self.stages + RESIDUALS) * BARRIER_NBYTES + FURTHER_NBYTES
         return ALIGNMENT + self.stages * self.stage_nbytes + slabs + passed + barriers
 
     @property

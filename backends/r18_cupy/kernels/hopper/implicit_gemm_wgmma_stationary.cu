@@ -37,12 +37,9 @@ __device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
 
 // -- sums that warpgroup 0 passes on --------------------------------------------------------------
 
-// Warpgroup 0 writes sums, and warpgroup 1 waits for them; it has read them, and warpgroup 0 waits
-// for that. The other side only arrives.
-__device__ __forceinline__ void sums_written() { asm volatile("bar.arrive 3, 256;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_sums() { asm volatile("bar.sync 3, 256;" ::: "memory"); }
-__device__ __forceinline__ void sums_read() { asm volatile("bar.arrive 4, 256;" ::: "memory"); }
-__device__ __forceinline__ void wait_until_read() { asm volatile("bar.sync 4, 256;" ::: "memory"); }
+// Their mbarriers. Each thread of warpgroup 0 arrives that has written its sums, each of warpgroup 1
+// that has read them.
+enum Passing { WRITTEN, READ, PASSINGS };
 
 // Where a thread leaves the sums of eight pixels for the thread at its place in warpgroup 1.
 __device__ __forceinline__ unsigned sums_address(unsigned passed, int eight) {
@@ -84,12 +81,13 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
   const unsigned residuals = outputs + WRITERS * SET_BYTES;
   const unsigned passed = residuals + RESIDUALS * SET_BYTES;
   const Pipeline pipeline{passed + PASSED_BYTES, TILE_STAGES};  // of patches
-  const Pipeline residual_pipeline{pipeline.end(), RESIDUALS};
-  const Mbarriers<TURNS> turn{residual_pipeline.end(), CONSUMERS / 32};  // may multiply
+  const ResidualRing<RESIDUALS> ring(residuals, pipeline.end());
+  const Mbarriers<TURNS> turn{ring.read.end(), CONSUMERS / 32};  // may multiply
+  const Mbarriers<PASSINGS> passing{turn.end(), CONSUMERS};
   const int warpgroup = threadIdx.x / CONSUMERS;
   const Share share;
 
-  begin_block(pipeline, residual_pipeline, turn);
+  begin_block(pipeline, ring, turn, passing);
 
   if (warpgroup == TURNS) {
     release_registers<FEW_REGISTERS>();
@@ -100,7 +98,7 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
     } else if (threadIdx.x == TURNS * CONSUMERS + 32 && shape.has_residual) {
       prefetch_tensor_map(residual);
       wait_for_previous_launch();
-      load_residuals(residual_pipeline, residuals, residual, shape, share);
+      ring.load(residual, shape, share);
     }
     return;
   }
@@ -114,7 +112,7 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
   const int chunk = WRITERS > 1 ? 0 : warpgroup;
   const StationaryWeights weights(weight + (blockIdx.x * TILE_GROUPS_K + chunk) *
                                                (StationaryWeights::COUNT * CONSUMERS));
-  const LaneBias lane_bias(bias, p, share.channel0);
+  const LaneBias kept_bias(bias, p, share.channel0);
   if (storing) {
     prefetch_tensor_map(out);
     wait_for_previous_launch();
@@ -133,28 +131,22 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
     });
     if (elected) mbarrier_arrive(pipeline.empty(stage));
 
-    const auto add_bias_and_residual = [&] {
-      if (shape.has_residual) {
-        const int tiles = turns * WRITERS + nth_writer, place = tiles % RESIDUALS;
-        mbarrier_wait(residual_pipeline.full(place), tiles / RESIDUALS & 1);
-        add_residual_pixels(sums, residuals + place * SET_BYTES);
-        __syncwarp();
-        if (elected) mbarrier_arrive(residual_pipeline.empty(place));
-      }
+    const auto add_bias_and_residual = [&](const LaneBias& lane_bias) {
+      if (shape.has_residual) ring.add_to(sums, turns * WRITERS + nth_writer);
       lane_bias.add_to(sums);
     };
     if constexpr (TILE_GROUPS_K == 1) {
-      add_bias_and_residual();
+      add_bias_and_residual(kept_bias);
     } else if (warpgroup == 0) {
-      add_bias_and_residual();
-      if (turns > 0) wait_until_read();
+      add_bias_and_residual(LaneBias(bias, p, share.channel0));  // no registers to keep it
+      if (turns > 0) mbarrier_wait(passing.of(READ), (turns - 1) & 1);
       pass_on(sums, passed);
-      sums_written();
+      mbarrier_arrive(passing.of(WRITTEN));
       continue;
     } else {
-      wait_for_sums();
+      mbarrier_wait(passing.of(WRITTEN), turns & 1);
       add_passed_on(sums, passed);
-      if (index + apart < shape.tiles) sums_read();
+      mbarrier_arrive(passing.of(READ));
     }
     if (storing) tma_store_wait();  // the last outputs have been read
     warpgroup_barrier(warpgroup);

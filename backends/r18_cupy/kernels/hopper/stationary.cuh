@@ -158,25 +158,6 @@ __device__ __forceinline__ void load_patches(const Pipeline& pipeline, unsigned 
   }
 }
 
-// Another producer thread: loads the residuals of all tiles of the CTA into a ring of sets of slabs.
-__device__ __forceinline__ void load_residuals(const Pipeline& pipeline, unsigned sets,
-                                               const TensorMap& residual,
-                                               const StationaryShape& shape, const Share& share) {
-  PipelineState state;
-  int used = 0;  // sets
-  for (int index = share.first; index < shape.tiles; index += share.apart) {
-    const PixelTile at = pixel_tile_at(index, shape);
-    const unsigned full = pipeline.full(state.stage), set = sets + state.stage * SET_BYTES;
-    if (used++ >= pipeline.stages) mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
-    mbarrier_arrive_expect_tx(full, SET_BYTES);
-    for (int slab = 0; slab < SLABS; ++slab) {
-      tma_load_patch(set + slab * SLAB_BYTES, residual, full,
-                     share.channel0 + slab * SLAB_CHANNELS, at.column0, at.line0, at.image);
-    }
-    state.advance(pipeline.stages);
-  }
-}
-
 // Stores a box of pixels of an NHWC image. Elements past its borders are not written.
 __device__ __forceinline__ void tma_store_patch(const TensorMap& map, int c, int w, int h, int n,
                                                 unsigned source) {
@@ -245,10 +226,40 @@ __device__ __forceinline__ void visit_pixels(Accumulator& sums, unsigned slabs,
   }
 }
 
-// Adds the residual in a set of slabs.
-__device__ __forceinline__ void add_residual_pixels(Accumulator& sums, unsigned set) {
-  visit_pixels(sums, set, add_stored<STORAGE>);
-}
+// The ring of residuals: sets of slabs. Each thread arrives that has read a set itself.
+template <int COUNT>
+struct ResidualRing {
+  const unsigned sets;
+  const Mbarriers<COUNT> full, read;
+
+  __device__ __forceinline__ ResidualRing(unsigned sets, unsigned mbarriers)
+      : sets(sets), full{mbarriers, 1}, read{full.end(), CONSUMERS} {}
+  __device__ __forceinline__ void init() const { full.init(), read.init(); }
+
+  // Another producer thread: loads the residuals of all tiles of the CTA.
+  __device__ __forceinline__ void load(const TensorMap& residual, const StationaryShape& shape,
+                                       const Share& share) const {
+    int nth = 0;
+    for (int index = share.first; index < shape.tiles; index += share.apart, ++nth) {
+      const PixelTile at = pixel_tile_at(index, shape);
+      const int place = nth % COUNT;
+      if (nth >= COUNT) mbarrier_wait(read.of(place), nth / COUNT - 1 & 1);
+      mbarrier_arrive_expect_tx(full.of(place), SET_BYTES);
+      for (int slab = 0; slab < SLABS; ++slab) {
+        tma_load_patch(sets + place * SET_BYTES + slab * SLAB_BYTES, residual, full.of(place),
+                       share.channel0 + slab * SLAB_CHANNELS, at.column0, at.line0, at.image);
+      }
+    }
+  }
+
+  // Adds the residual of the CTA's tile number `nth`. All threads of a consumer warpgroup.
+  __device__ __forceinline__ void add_to(Accumulator& sums, int nth) const {
+    const int place = nth % COUNT;
+    mbarrier_wait(full.of(place), nth / COUNT & 1);
+    visit_pixels(sums, sets + place * SET_BYTES, add_stored<STORAGE>);
+    mbarrier_arrive(read.of(place));
+  }
+};
 
 // Writes the outputs in storage format to a set of slabs.
 __device__ __forceinline__ void fill_pixels(Accumulator& sums, unsigned set, bool relu) {
