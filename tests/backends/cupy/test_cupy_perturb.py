@@ -47,6 +47,7 @@ FAMILIES = (
     "hopper/implicit_gemm_wgmma_persistent",
     "hopper/implicit_gemm_wgmma_pingpong",
     "hopper/implicit_gemm_wgmma_registers",
+    "hopper/implicit_gemm_wgmma_stationary",
     "stem/few_channels_mma",
     "conv/winograd_gemm",
     "ops/softmax",
