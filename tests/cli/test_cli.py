@@ -326,10 +326,10 @@ def test_plan_shows_what_a_kernel_chooses(command: Command) -> None:
     lines = command.output(*asked).splitlines()
     assert lines[0].split()[:4] == ["step", "kernel", "choice", "layout"]
     assert lines[3].split()[:3] == [
-        *("layer1.0.conv1", "cupy/conv2d/implicit_gemm_wgmma_pingpong/fp16/nhwc", "m64n232k64s6")
+        *("layer1.0.conv1", "cupy/conv2d/implicit_gemm_wgmma_stationary/fp16/nhwc", "m64n112k64s6")
     ]
     steps = {step["step"]: step for step in json.loads(command.output(*asked, "--json"))["steps"]}
-    assert steps["layer1.0.conv1"]["choice"] == "m64n232k64s6"
+    assert steps["layer1.0.conv1"]["choice"] == "m64n112k64s6"
     assert steps["avgpool"]["choice"] is None
 
 
