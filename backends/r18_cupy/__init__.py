@@ -103,7 +103,8 @@ class Backend(BackendBase):
 
         Without an entry: `Apart` for a fused projection, which is slower for one image on an H200,
         and for a fused classifier at batches above `FUSED_CLASSIFIER`,
-        `implicit_gemm_wgmma_stationary` or `_pingpong` where its estimate is the lowest, in fp8
+        `implicit_gemm_wgmma_stationary`, else `implicit_gemm_wgmma_pingpong`, where it should be
+        the fastest by the estimates, in fp8
         `implicit_gemm_wgmma_halo` for a few images, else None.
         """
         found = self._tuned.best(problem, precision) if self._tuned else None

@@ -38,12 +38,12 @@ POSITIONS = 9  # of the window
 WIDTH = 8  # pixels in a row of a tile
 CONSUMERS = 128  # threads of a warpgroup
 TURNS = 2  # consumer warpgroups
-THREADS = (TURNS + 1) * CONSUMERS  # with the warpgroup of the producer
+THREADS = (TURNS + 1) * CONSUMERS  # with the producers' warpgroup
 RESIDUALS = 2  # sets of slabs for residuals
 FURTHER_NBYTES = 32  # of mbarriers: two for turns, two for sums that are passed on
 WORDS = 8  # of 4 bytes in a K step, per row
 
-# Mirrors `StationaryShape` in kernels/hopper/implicit_gemm_wgmma_stationary.cu.
+# Mirrors `StationaryShape` in kernels/hopper/stationary.cuh.
 STATIONARY_SHAPE = np.dtype(
     [(name, np.int32) for name in ("tiles", "row_tiles", "column_tiles", "has_residual")]
 )
@@ -85,7 +85,7 @@ class StationaryTile(WgmmaTile):
 
     @property
     def name(self) -> str:
-        """`m64n112k64s4`, plus `g2` with two chunks of input channels."""
+        """`m64n112k64s6` with one chunk of input channels, `m64n112k64s6g2` with two."""
         return f"{super().name}g{self.groups_k}" if self.groups_k > 1 else super().name
 
 
@@ -108,10 +108,11 @@ def _tile(height: int, k: int, stages: int, chunks: int) -> StationaryTile:
 def lane_order(packed: Array, chunks: int) -> np.ndarray[Any, Any]:
     """Packed weights in the order in which threads hold them, as words of 4 bytes.
 
-    packed: [O][9 · chunks · 128 bytes], position after position, as `pack_weight` makes it.
-    Returns: [O / 64, rounded up][chunk][9 positions · 4 K steps][128 threads][4]. Warp w's lane i
-    holds rows 16·w + i / 4 and 8 more; of both word i % 4 of the step, then word i % 4 + 4 (PTX
-    ISA, "Register fragments for wgmma.mma_async.m64nNk16").
+    packed: [O][9 · chunks · 128 bytes], positions of the window outermost, as `pack_weight` makes
+    it.
+    Returns: [O / 64, rounded up][chunk][9 positions · 4 K steps][128 threads][4]. Lane i of warp w
+    holds rows 16·w + i / 4 and 16·w + i / 4 + 8: word i % 4 of both, then word i % 4 + 4 of both
+    (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
     """
     words = np.ascontiguousarray(packed).view(np.uint32)
     rows = ceil_div(len(words), 64) * 64
@@ -164,7 +165,7 @@ def tiles_in(problem: Problem, tile: StationaryTile) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ImplicitGemmWgmmaStationary(WgmmaConv):
-    """Few input channels: one block per SM of an H200, which keeps its weights."""
+    """For few input channels: one block per SM of an H200 keeps its weights in registers."""
 
     algorithm = "implicit_gemm_wgmma_stationary"
     source = "hopper/implicit_gemm_wgmma_stationary"
@@ -175,8 +176,8 @@ class ImplicitGemmWgmmaStationary(WgmmaConv):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """Problems with more tiles than stages for each block, of one chunk and of two, and of two
-        sets of output channels.
+        """Problems with several tiles for each block, of one chunk and of two; in 16 bits also of
+        two sets of output channels.
         """
         images, k = MULTIPROCESSORS * 4, self.tiles[0].k
         found = list(super().extra_problems)
@@ -284,5 +285,5 @@ class ImplicitGemmWgmmaStationary(WgmmaConv):
 
 
 def implicit_gemm_wgmma_stationary_kernels() -> tuple[ImplicitGemmWgmmaStationary, ...]:
-    """Kernels of all precisions but fp16x3, whose weights are twice as many registers."""
+    """Kernels of all precisions but fp16x3, whose weights would need twice as many registers."""
     return tuple(ImplicitGemmWgmmaStationary(precision) for precision in (FP16, BF16, TF32))

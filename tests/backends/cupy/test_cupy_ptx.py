@@ -32,6 +32,8 @@ ARRIVE, RELAXED = "cluster_arrive();\n", "cluster_arrive_relaxed();\n"
 ONE, FIRST = "if (threadIdx.x == 0)", "if (index == blockIdx.x)"
 PERSISTENT, STEM = "hopper/implicit_gemm_wgmma_persistent", "stem/few_channels_wgmma"
 PINGPONG, TURN = "hopper/implicit_gemm_wgmma_pingpong", "if (nth < TURNS)"
+STATIONARY = "hopper/implicit_gemm_wgmma_stationary"
+LAST = "    if (storing) tma_store_wait();  // the last outputs have been read\n"
 WAIT, FENCE = "wait_for_previous_launch();\n", "fence_async_proxy();\n"
 INTEGERS, FLOATS = "integers/stem_wgmma", "TILE_IMAGE=3"
 STAGED = "bytes/hopper/stem_kernel.cuh"
@@ -72,6 +74,10 @@ PLANTED = [
     ("products-wait", PERSISTENT, "", f"{PERSISTENT}.cu", "      wgmma_wait<0>();\n", ""),
     ("products-wait", PINGPONG, "", f"{PINGPONG}.cu", "    wgmma_wait<0>();\n", ""),
     ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
+    ("proxy-fence", STATIONARY, "TILE_GROUPS_K=1", f"{STATIONARY}.cu", f"    {FENCE}", ""),
+    ("store-wait", STATIONARY, "", f"{STATIONARY}.cu", LAST, ""),
+    ("launch-wait", STATIONARY, "", f"{STATIONARY}.cu", f"      {WAIT}", ""),
+    ("products-wait", STATIONARY, "", "hopper/stationary.cuh", "    wgmma_wait<0>();\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"      {FENCE}", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", "  cp_async_wait<0>();\n", ""),
@@ -95,6 +101,7 @@ SOURCES = (
     HALO,
     PERSISTENT,
     PINGPONG,
+    STATIONARY,
     STEM,
     "ops/gap",
 )

@@ -16,6 +16,7 @@ from r18.graph.passes import fuse
 from r18.graph.precision import BF16, FP16, TF32, Precision
 from r18.graph.resnet import resnet18
 from r18_cupy import Backend
+from r18_cupy.choices import with_one_tile
 from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_NBYTES
 from r18_cupy.cuda.launch import OUT, Pointer, Role, X
 from r18_cupy.cuda.tensor_map import ROW_BYTES, PatchMap
@@ -25,10 +26,13 @@ from r18_cupy.hopper.implicit_gemm_wgmma_stationary import (
     StationaryTile,
     estimate,
     lane_order,
+    rounds,
     tiles_in,
     tiles_of,
 )
 from r18_cupy.hopper.wgmma import pack_weight
+from r18_oracle.generate.corners import many_tiles
+from r18_oracle.search.profiles import PROFILES
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
 LAYER1 = Conv2d(64, 64, (3, 3), padding=(1, 1), bias=True, relu=True)
@@ -49,7 +53,7 @@ def tile_of(kernel: ImplicitGemmWgmmaStationary, problem: Problem) -> Stationary
 @pytest.mark.parametrize("outputs", [64, 72])
 def test_each_lane_holds_its_fragment_of_the_weights(precision: Precision, outputs: int) -> None:
     """PTX ISA, "wgmma.mma_async.m64nNk16", A in registers: lane i of warp w holds rows 16·w + i / 4
-    and 8 more, at words i % 4 and 4 more of each step of 8 words."""
+    and 16·w + i / 4 + 8, of each its words i % 4 and i % 4 + 4 of every K step."""
     k = tiles_of(precision)[0].k
     for chunks in (1, 2):
         op = Conv2d(chunks * k, outputs, (3, 3))
@@ -112,7 +116,7 @@ def test_a_launch(precision: Precision, residual: bool) -> None:
     storage = precision.storage
     assert pixels == PatchMap(X, storage, (3, 40, 20, 21), tile.height + 2, 10)
     assert written == PatchMap(OUT, storage, (3, 72, 20, 19), tile.height, 8)
-    assert added == replace(written, pointer=Pointer(Role.INPUT, 1)) if residual else written
+    assert added == replace(written, pointer=Pointer(Role.INPUT, 1) if residual else OUT)
     assert (weight, bias) == (Pointer(Role.WEIGHT), Pointer(Role.WEIGHT, 1))
     assert isinstance(shape, np.ndarray)
     rows = math.ceil(20 / tile.height)
@@ -125,10 +129,10 @@ def test_a_launch(precision: Precision, residual: bool) -> None:
 def test_tiles_cover_each_output_once(precision: Precision, n: int, h: int, w: int) -> None:
     """The device finds a tile's rows and columns from its index, image after image."""
     kernel = ImplicitGemmWgmmaStationary(precision)
-    problem = problem_of(LAYER1, n, h, w)
     for tile in kernel.tiles:
-        (launch,) = kernel.launches(problem)
-        height = tile_of(kernel, problem).height
+        problem = problem_of(replace(LAYER1, in_channels=tile.groups_k * tile.k), n, h, w)
+        (launch,) = with_one_tile(kernel, tile, tile.name).launches(problem)
+        height = tile.height
         count, rows, columns, _ = launch.arguments[-1].view(np.int32).tolist()  # type: ignore[union-attr]
         covered = np.zeros((n, rows * height, columns * 8), int)
         for index in range(count):
@@ -142,6 +146,17 @@ def test_tiles_cover_each_output_once(precision: Precision, n: int, h: int, w: i
         assert covered.shape[1] >= h > covered.shape[1] - height
         assert covered.shape[2] >= w > covered.shape[2] - 8
         assert tiles_in(problem, tile) == n * math.ceil(h / tile.height) * math.ceil(w / 8)
+
+
+@PRECISIONS
+def test_some_problem_fills_each_ring_again(precision: Precision) -> None:
+    """Each tile has a problem whose blocks load more patches than there are stages."""
+    kernel, quick = ImplicitGemmWgmmaStationary(precision), PROFILES["quick"]
+    for tile in kernel.tiles:
+        one = with_one_tile(kernel, tile, tile.name)
+        found = (*one.extra_problems, *many_tiles(Conv2d, quick.max_elements, quick.max_macs))
+        taken = [problem for problem in found if one.refusal(problem) is None]
+        assert max(rounds(problem, tile) * tile.groups_k for problem in taken) > tile.stages
 
 
 @PRECISIONS
@@ -174,7 +189,7 @@ def test_refusals(precision: Precision) -> None:
         assert found is not None
         assert reason in found
     assert kernel.refusal(problem_of(replace(LAYER1, padding=(2, 0)), 1, 8, 8)) is None
-    few = replace(kernel.tiles[0], groups_k=1)
+    few = kernel.tiles[0]
     obstacle = kernel.obstacle(problem_of(replace(LAYER1, in_channels=most), 1, 8, 8), few)
     assert obstacle == f"keeps the weights of 1 chunks of {most // 2}; got {most}"
 
@@ -182,7 +197,8 @@ def test_refusals(precision: Precision) -> None:
 @PRECISIONS
 @pytest.mark.parametrize("batch", [1, 8, 64, 256])
 def test_where_it_pays(precision: Precision, batch: int) -> None:
-    """As measured on an H200: in layer 1 at every batch, and in 16 bits in layer 2, too."""
+    """By its estimate, without a tuning table: in layer 1 at every batch, and in layer 2 in 16
+    bits."""
     kernel = ImplicitGemmWgmmaStationary(precision)
     steps = fuse(resnet18(), "all").problems(batch).items()
     layers = ("layer1",) if precision == TF32 else ("layer1", "layer2")

@@ -1,18 +1,20 @@
-// Weight-stationary implicit GEMM on Hopper for 3×3 windows of stride 1 (stationary.cuh). NHWC; fp16,
-// bf16, tf32.
+// Weight-stationary implicit GEMM on Hopper for 3×3 windows of stride 1 (stationary.cuh). NHWC;
+// fp16, bf16, tf32.
 //
 // One CTA per SM computes tiles of pixels by 64 channels:
-// 1. One producer thread loads patches into a ring of stages, another one residuals into a ring of
-//    slabs, as far ahead as the rings reach.
-// 2. Two consumer warpgroups multiply in turn; warpgroup i has stages i, i + 2, i + 4, …
-//    TILE_GROUPS_K = 1: each holds all weights, and a stage is a tile.
-//    TILE_GROUPS_K = 2: each holds the weights of half of the channels, and a tile is two stages.
+// 1. One producer thread loads patches into a ring of stages, another one loads residuals into a
+//    ring of sets of slabs, as far ahead as the rings reach.
+// 2. Two consumer warpgroups multiply in turn. Warpgroup i takes patches i, i + 2, i + 4, … in the
+//    order of loading.
+//    TILE_GROUPS_K = 1: each holds all weights, and a tile is one patch.
+//    TILE_GROUPS_K = 2: each holds the weights of one chunk of 128 bytes of channels, and a tile is
+//    two patches.
 // 3. Epilogue, while the other warpgroup multiplies: bias, residual and ReLU, then a TMA store from
 //    slabs. With TILE_GROUPS_K = 2 warpgroup 0 adds bias and residual and passes its sums on to
-//    warpgroup 1, which adds its own and writes the outputs.
+//    warpgroup 1, which adds its own, applies ReLU and writes the outputs.
 //
-// Constraints: sm_90a; 3×3 windows, stride 1; C at most TILE_GROUPS_K · TILE_K; C and O multiples of
-// 16 bytes.
+// Constraints: sm_90a; 3×3 windows, stride 1; C has exactly TILE_GROUPS_K chunks of TILE_K, the
+// last one perhaps only in part; C and O multiples of 16 bytes.
 #include "hopper/stationary.cuh"
 
 constexpr int TURNS = 2;  // consumer warpgroups, CONSUMERS threads each
@@ -20,7 +22,8 @@ constexpr int ALL_THREADS = (TURNS + 1) * CONSUMERS;
 constexpr int WRITERS = TURNS / TILE_GROUPS_K;  // warpgroups that write outputs: the last ones
 constexpr int RESIDUALS = 2;                    // sets of slabs in their ring
 constexpr int PASSED_BYTES = TILE_GROUPS_K > 1 ? TILE_N / 2 * CONSUMERS * sizeof(float) : 0;
-// The producer's warpgroup gives registers to the consumers: each is launched with 168.
+// Registers of a thread, by setmaxnreg: 168 at the launch; the producers' warpgroup gives most of
+// its own to the consumers.
 constexpr int FEW_REGISTERS = 24, MANY_REGISTERS = 240;
 
 static_assert(TILE_GROUPS_K == 1 || TILE_GROUPS_K == TURNS, "each warpgroup has weights");
@@ -37,8 +40,9 @@ __device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
 
 // -- sums that warpgroup 0 passes on --------------------------------------------------------------
 
-// Their mbarriers. Each thread of warpgroup 0 arrives that has written its sums, each of warpgroup 1
-// that has read them.
+// Their mbarriers: each thread of warpgroup 0 arrives at WRITTEN after it has written its sums,
+// each thread of warpgroup 1 at READ after it has read them. NOTE: not `bar.arrive`, which
+// racecheck does not follow.
 enum Passing { WRITTEN, READ, PASSINGS };
 
 // Where a thread leaves the sums of eight pixels for the thread at its place in warpgroup 1.
@@ -66,8 +70,8 @@ __device__ __forceinline__ void add_passed_on(Accumulator& sums, unsigned passed
 
 // -- the kernel -----------------------------------------------------------------------------------
 
-// Grid: channel tiles by as many CTAs for each as are resident at once, or as there are tiles of
-// pixels.
+// Grid: channel tiles by the CTAs that share the pixel tiles of each; one CTA per SM if there are
+// tiles enough.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, TILE_BLOCKS)
 conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
                                       const uint4* __restrict__ weight,
@@ -106,7 +110,7 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
   acquire_registers<MANY_REGISTERS>();
   const bool elected = threadIdx.x % 32 == 0;
   const bool writing = warpgroup >= TURNS - WRITERS;
-  const bool storing = writing && threadIdx.x % CONSUMERS == 0;  // the thread that copies outputs
+  const bool storing = writing && threadIdx.x % CONSUMERS == 0;  // the thread that stores outputs
   const int nth_writer = WRITERS > 1 ? warpgroup : 0;
   const unsigned set = outputs + nth_writer * SET_BYTES;
   const int chunk = WRITERS > 1 ? 0 : warpgroup;
@@ -138,7 +142,8 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
     if constexpr (TILE_GROUPS_K == 1) {
       add_bias_and_residual(kept_bias);
     } else if (warpgroup == 0) {
-      add_bias_and_residual(LaneBias(bias, p, share.channel0));  // no registers to keep it
+      // The bias anew for each tile: there are no registers to keep it.
+      add_bias_and_residual(LaneBias(bias, p, share.channel0));
       if (turns > 0) mbarrier_wait(passing.of(READ), (turns - 1) & 1);
       pass_on(sums, passed);
       mbarrier_arrive(passing.of(WRITTEN));

@@ -3,11 +3,11 @@
 //
 // `wgmma` reads A from registers: a warpgroup holds 64 output channels of all nine positions of the
 // window, over 128 bytes of input channels, which is 144 registers of each thread. Shared memory
-// delivers pixels only, half of what it can.
+// delivers only the pixels, which takes half of its bandwidth.
 //
 // A tile is TILE_HEIGHT rows of 8 pixels. A patch is a tile's pixels and their halo, 128 bytes of
-// channels each. For a position of the window the matrix B is the patch from another pixel on: only
-// the descriptor's address changes.
+// channels each. For each position of the window the matrix B begins at another pixel of the patch:
+// only the descriptor's address changes.
 //
 // The host packs weights as the lanes hold them (`lane_order` in
 // hopper/implicit_gemm_wgmma_stationary.py).
@@ -46,14 +46,15 @@ __device__ __forceinline__ PixelTile pixel_tile_at(unsigned index, const Station
           (int)(index / columns / rows)};
 }
 
-// The tiles of a CTA: those of channel tile blockIdx.x, from tile blockIdx.y of the pixels on.
+// The tiles of a CTA: channel tile blockIdx.x, and every gridDim.y-th pixel tile from blockIdx.y
+// on.
 struct Share {
   int channel0, first, apart;
   __device__ __forceinline__ Share()
       : channel0(blockIdx.x * TILE_M), first(blockIdx.y), apart(gridDim.y) {}
 };
 
-// mbarriers, each with as many arrivals.
+// COUNT mbarriers. Each phase of each completes after `arrivals` arrivals.
 template <int COUNT>
 struct Mbarriers {
   unsigned first;
@@ -67,9 +68,9 @@ struct Mbarriers {
 
 // -- products -------------------------------------------------------------------------------------
 
-// D = A·Bᵀ + D with A in registers. Lane i holds, of its warp's 16 rows of A, rows i / 4 and 8 more:
-// word i % 4 of both, then word i % 4 + 4 of both; a K step has eight words of 4 bytes. The
-// registers must not change while products are in flight.
+// D = A·Bᵀ + D with A in registers. Of its warp's 16 rows of A, lane i holds rows i / 4 and
+// i / 4 + 8: word i % 4 of both rows, then word i % 4 + 4 of both. A K step has eight words of 4
+// bytes. The registers must not change while products are in flight.
 //
 // A0 to A3, B: the numbers of the operands, which follow the accumulators.
 #define WGMMA_STATIONARY(T, N, STEP_AND_TYPES, COUNT, A0, A1, A2, A3, B, ORDER)               \
@@ -102,7 +103,8 @@ struct StationaryWeights {
   static constexpr int COUNT = POSITIONS * STEPS;
   uint4 steps[COUNT];
 
-  // `packed`: those of the warpgroup. Volatile, or the compiler would load them again for each tile.
+  // `packed`: the warpgroup's weights. Volatile: otherwise the compiler would load them again for
+  // each tile.
   __device__ __forceinline__ explicit StationaryWeights(const uint4* packed) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -112,8 +114,9 @@ struct StationaryWeights {
     }
   }
 
-  // Adds the products with a patch. `almost` is called when few are left to be computed: those of
-  // another warpgroup, issued then, queue behind them. On return the patch has been read.
+  // Adds the products with a patch. Calls `almost` when only those of the last position are in
+  // flight: products that another warpgroup then issues queue behind them. On return the patch has
+  // been read.
   template <typename Almost>
   __device__ __forceinline__ void multiply(Accumulator& sums, unsigned patch,
                                            const Almost& almost) const {
@@ -197,8 +200,9 @@ struct LaneBias {
   }
 };
 
-// Visits the accumulators with their addresses in the tile's slabs, which have a row for each pixel;
-// `visit` as in `visit_slabs`. Eight pixels further is 1024 bytes further, whatever the swizzle.
+// Visits the accumulators with their addresses in the tile's slabs, which have a row for each
+// pixel; `visit` as in `visit_slabs`. Eight pixels further is 1024 bytes further, whatever the
+// swizzle.
 template <typename Visit>
 __device__ __forceinline__ void visit_pixels(Accumulator& sums, unsigned slabs,
                                              const Visit& visit) {
@@ -211,7 +215,7 @@ __device__ __forceinline__ void visit_pixels(Accumulator& sums, unsigned slabs,
     const int row = lane / 16 * 8 + lane % 8;
     const unsigned first = slab_address(slabs, row, 2 * warp + lane / 8 % 2);
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i += 2) {  // of a single last row the upper lanes have no matrix
+    for (int i = 0; i < EIGHTS; i += 2) {  // a last row without a pair: two matrices
       visit(sums + 4 * i, i + 1 < EIGHTS ? 4 : 2, first + i * EIGHT_ROWS);
     }
   } else {
@@ -226,7 +230,8 @@ __device__ __forceinline__ void visit_pixels(Accumulator& sums, unsigned slabs,
   }
 }
 
-// The ring of residuals: sets of slabs. Each thread arrives that has read a set itself.
+// The ring of residuals: sets of slabs. Every thread that has read a set arrives itself, so that
+// its reads precede the next load.
 template <int COUNT>
 struct ResidualRing {
   const unsigned sets;
