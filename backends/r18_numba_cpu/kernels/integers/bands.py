@@ -196,5 +196,5 @@ def copy_band(image, sample, top, rows, row_length, shape, line, scratch, band):
             fill(scratch, to, row_length, image.flip)
             continue
         fill(scratch, to, first, image.flip)
-        fill(scratch, to + end, row_length - end, image.flip)
         put_row(image, sample, top + row, count, shape, line, scratch, to + first)
+        fill(scratch, to + end, row_length - end, image.flip)
