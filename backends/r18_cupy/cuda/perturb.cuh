@@ -70,7 +70,7 @@ struct PostponedStores {
   static constexpr unsigned MOST = 8, LISTS = 3;
   unsigned count;
   unsigned source[MOST];
-  int rank[MOST], column[MOST], row[MOST], matrix[MOST];
+  int rank[MOST], coordinates[MOST][4];
   unsigned long long map[MOST];
 };
 
@@ -85,16 +85,17 @@ __device__ __forceinline__ void r18_postpone_none() {
 
 // Whether a store is put off: by the seed, in every second CTA.
 __device__ __forceinline__ bool r18_postpone(unsigned kind, unsigned site, int rank,
-                                             const void* map, int column, int row, int matrix,
-                                             unsigned source) {
+                                             const void* map, int first, int second, int third,
+                                             int fourth, unsigned source) {
   const Perturbation of = r18_read();
   if (threadIdx.x / 128 >= PostponedStores::LISTS) return false;
   PostponedStores& stores = r18_postponed_stores(threadIdx.x / 128);
   const unsigned at = stores.count;
   if (!(of.kinds >> kind & 1) || at == PostponedStores::MOST) return false;
   if (r18_mixed(of.seed * 0x9e3779b9u ^ site ^ r18_cta() * 0x27d4eb2fu) & 1) return false;
-  stores.rank[at] = rank, stores.column[at] = column, stores.row[at] = row;
-  stores.matrix[at] = matrix, stores.source[at] = source;
+  int(&to)[4] = stores.coordinates[at];
+  to[0] = first, to[1] = second, to[2] = third, to[3] = fourth;
+  stores.rank[at] = rank, stores.source[at] = source;
   stores.map[at] = reinterpret_cast<unsigned long long>(map);
   stores.count = at + 1;
   return true;
@@ -107,17 +108,25 @@ __device__ __forceinline__ void r18_store_postponed() {
   const unsigned count = stores.count;
   if (count == 0) return;
   for (unsigned i = 0; i < count; ++i) {
+    const int(&at)[4] = stores.coordinates[i];
+    const unsigned long long map = stores.map[i];
+    const unsigned source = stores.source[i];
     if (stores.rank[i] == 2) {
       asm volatile(
-          "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
-              stores.map[i]),
-          "r"(stores.column[i]), "r"(stores.row[i]), "r"(stores.source[i])
+          "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+          "r"(at[0]), "r"(at[1]), "r"(source)
+          : "memory");
+    } else if (stores.rank[i] == 3) {
+      asm volatile(
+          "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+              map),
+          "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(source)
           : "memory");
     } else {
       asm volatile(
-          "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
-              stores.map[i]),
-          "r"(stores.column[i]), "r"(stores.row[i]), "r"(stores.matrix[i]), "r"(stores.source[i])
+          "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group "
+          "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+          "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(source)
           : "memory");
     }
   }

@@ -128,7 +128,7 @@ INSTRUCTIONS: dict[str, Rule | None] = {
     "selp": None,
     "setp": None,
 }
-BULK_STORE = re.compile(r"cp\.async\.bulk\.tensor\.[23]d\.global\.shared")
+BULK_STORE = re.compile(r"cp\.async\.bulk\.tensor\.[2-4]d\.global\.shared")
 ALIGNED = re.compile(r"bar\.sync|__syncthreads|\S*\.aligned\b")
 """Instructions that all lanes of a warp execute together."""
 INTRINSICS: dict[str, Rule | None] = {
@@ -259,8 +259,8 @@ def _delayed(site: Site, statement: str) -> str:
         before = f"{before}__syncwarp(); "
     if site.rule.kind == "store":
         tensor_map, *coordinates, source = site.operands
-        column, row, matrix = (*coordinates, "0")[:3]
-        where = f"{len(coordinates)}, {tensor_map}, {column}, {row}, {matrix}, {source}"
+        places = ", ".join((*coordinates, "0", "0")[:4])
+        where = f"{len(coordinates)}, {tensor_map}, {places}, {source}"
         return (
             f"{{ if (!r18_postpone({site.draw('postponed')}, {where})) {{ {before}{statement} }} }}"
         )

@@ -169,11 +169,22 @@ def test_each_site_draws_for_itself() -> None:
 
 def test_stores_are_put_off_until_the_wait() -> None:
     text = perturbed(SOURCES["hopper/tma.cuh"], "hopper/tma.cuh")
-    assert re.search(r"r18_postpone\(5, \d+u, 2, &map, column, row, 0, source\)", text)
-    assert re.search(r"r18_postpone\(5, \d+u, 3, &map, column, row, matrix, source\)", text)
+    assert re.search(r"r18_postpone\(5, \d+u, 2, &map, column, row, 0, 0, source\)", text)
+    assert re.search(r"r18_postpone\(5, \d+u, 3, &map, column, row, matrix, 0, source\)", text)
     assert 'r18_store_postponed(); asm volatile("cp.async.bulk.wait_group.read 0;"' in text
     begins = perturbed(SOURCES["hopper/mbarrier.cuh"], "hopper/mbarrier.cuh")
     assert "r18_postpone_none(); " in begins
+
+
+def test_every_bulk_store_is_put_off() -> None:
+    stores = [
+        site
+        for file, text in SOURCES.items()
+        for site in sites(text, file)
+        if ".global.shared" in site.instruction
+    ]
+    assert {len(site.operands) - 2 for site in stores} == {2, 3, 4}, "coordinates"
+    assert {site.rule.kind for site in stores} == {"store"}
 
 
 def test_a_warp_converges_before_instructions_of_all_its_lanes() -> None:
