@@ -17,6 +17,7 @@ from r18.backend import DeviceInfo, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
+from r18.graph.precision import TF32
 from r18.graph.quantized import STORAGES, QuantizedAvgPoolLinear, QuantizedConv2d
 from r18.graph.resnet import resnet18
 from r18_cupy import Backend as Cupy
@@ -412,11 +413,11 @@ def test_tiles_are_filled_and_sums_have_a_step_for_each_of_their_parts(kernel: C
     for one, taken in known(kernel, profile("thorough")).items():
         if one is not kernel:
             (tile,) = cast(Any, one).tiles
-            stays = isinstance(tile, StationaryTile)  # one channel tile of a CTA
+            stays = isinstance(tile, StationaryTile)
+            # NOTE: in tf32 these have problems of 64 outputs with all that is fused, not of more.
+            outputs = tile.m - 1 if stays and kernel.precision == TF32 else tile.m
             assert any(
-                p.output[1] > tile.m - stays
-                and p.batch * p.output[2] * p.output[3] > tile.n
-                and p.op.relu
+                p.output[1] > outputs and p.batch * p.output[2] * p.output[3] > tile.n and p.op.relu
                 for p in cast(list[Any], taken)
             )
             least = (tile.groups_k - 1) * tile.k + 1 if stays else 2 * tile.parts * tile.k

@@ -142,7 +142,7 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
     if constexpr (TILE_GROUPS_K == 1) {
       add_bias_and_residual(kept_bias);
     } else if (warpgroup == 0) {
-      // The bias anew for each tile: there are no registers to keep it.
+      // Loads the bias again for each tile: there are no registers left to keep it in.
       add_bias_and_residual(LaneBias(bias, p, share.channel0));
       if (turns > 0) mbarrier_wait(passing.of(READ), (turns - 1) & 1);
       pass_on(sums, passed);
