@@ -17,7 +17,6 @@ from r18.backend import DeviceInfo, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
-from r18.graph.precision import TF32
 from r18.graph.quantized import STORAGES, QuantizedAvgPoolLinear, QuantizedConv2d
 from r18.graph.resnet import resnet18
 from r18_cupy import Backend as Cupy
@@ -408,19 +407,17 @@ POOLED = [kernel for kernel in choosing() if kernel.op is ConvMaxPool]
 @pytest.mark.parametrize("kernel", CONVOLUTIONS, ids=lambda kernel: kernel.id)
 def test_tiles_are_filled_and_sums_have_a_step_for_each_of_their_parts(kernel: CudaKernel) -> None:
     """Tiles are filled: a tile and a bit of rows and columns, with all that is fused; tiles that
-    hold too much only in the thorough profile. Weights that stay in registers have one step of each
-    chunk; the network's problems fill the last one."""
+    hold too much only in the thorough profile. Weights that stay in registers have all steps of
+    each chunk."""
     for one, taken in known(kernel, profile("thorough")).items():
         if one is not kernel:
             (tile,) = cast(Any, one).tiles
             stays = isinstance(tile, StationaryTile)
-            # NOTE: in tf32 these have problems of 64 outputs with all that is fused, not of more.
-            outputs = tile.m - 1 if stays and kernel.precision == TF32 else tile.m
             assert any(
-                p.output[1] > outputs and p.batch * p.output[2] * p.output[3] > tile.n and p.op.relu
+                p.output[1] > tile.m and p.batch * p.output[2] * p.output[3] > tile.n and p.op.relu
                 for p in cast(list[Any], taken)
             )
-            least = (tile.groups_k - 1) * tile.k + 1 if stays else 2 * tile.parts * tile.k
+            least = tile.groups_k * tile.k if stays else 2 * tile.parts * tile.k
             assert any(p.inputs[0][1] >= least for p in taken)
 
 

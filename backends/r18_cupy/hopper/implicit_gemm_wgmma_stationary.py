@@ -176,19 +176,25 @@ class ImplicitGemmWgmmaStationary(WgmmaConv):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """Problems with several tiles for each block, of one chunk and of two; in 16 bits also of
-        two sets of output channels.
+        """Problems with several tiles for each block and two sets of output channels, of one chunk
+        and of two: all channels of them with a residual, few of the last one without.
         """
-        images, k = MULTIPROCESSORS * 4, self.tiles[0].k
+        images, k, few = MULTIPROCESSORS * 6, self.tiles[0].k, chunk_of(self.precision)
         found = list(super().extra_problems)
         for chunks in sorted({tile.groups_k for tile in self.tiles}):
-            channels, shape = (chunks - 1) * k + chunk_of(self.precision), (images, 2 * k, 2, 2)
-            for more in ((shape,), ()):
-                added = bool(more)
+            for channels, outputs in ((chunks * k, 128), ((chunks - 1) * k + few, 64 + few)):
+                fused = channels == chunks * k
                 op = Conv2d(
-                    channels, 2 * k, WINDOW, padding=(1, 1), bias=True, residual=added, relu=added
+                    channels,
+                    outputs,
+                    WINDOW,
+                    padding=(1, 1),
+                    bias=True,
+                    residual=fused,
+                    relu=fused,
                 )
-                found.append(Problem(op, ((images, channels, 2, 2), *more)))
+                residual = ((images, outputs, 2, 2),) if fused else ()
+                found.append(Problem(op, ((images, channels, 2, 2), *residual)))
         return tuple(found)
 
     def threads(self, tile: WgmmaTile) -> int:

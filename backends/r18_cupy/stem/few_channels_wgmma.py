@@ -46,7 +46,8 @@ class FewChannelsWgmmaTile(FewChannelsTile):
     """k: products of a step. split: fp16x3.
 
     unrolled: only for a ResNet's stem, CHANNELS channels under WINDOW, with the products unrolled.
-    Only then does the compiler keep a row's products in flight while the previous row is pooled.
+    Only then does the compiler keep a row's products in flight while another row is pooled, and do
+    weights of 16 bits stay in registers.
     """
 
     split: bool = False
@@ -147,11 +148,22 @@ def ring_of(op: Conv2d) -> int:
     return STRIDE + op.kernel_size[0] + ROWS * STRIDE
 
 
-def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
-    """OIHW to [tile of n channels][kh][step][half][chunk][n/8][8 channels][16 bytes].
+def channel_of_row(row: Array) -> Array:
+    """The output channel in a row of the packed weights.
 
-    A chunk is PIXEL channels of one pixel, or of two pixels of 16 bits; zeros beyond window and
-    channels. fp16x3 has a high and a low half.
+    A lane has the sums of rows i and i + 8 of 16: two adjacent channels.
+    """
+    warp, within = row // 16 * 16, row % 16
+    channel: Array = warp + within % 8 * 2 + within // 8
+    return channel
+
+
+def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
+    """OIHW to [tile of n channels][kh][step][half][chunk][n/8][8 rows][16 bytes].
+
+    Of 16 rows, row i has channel 2·i and row i + 8 the next one (`channel_of_row`). A chunk is
+    PIXEL channels of one pixel, or of two pixels of 16 bits; zeros beyond window and channels.
+    fp16x3 has a high and a low half.
     """
     itemsize = operand_itemsize(precision)
     o, c, kh, kw = weight.shape
@@ -161,6 +173,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
         stored = np.asarray(weight, precision.dtype)
     windows = np.zeros((tiles * n, kh, steps * STEP_CHUNKS * pixels, PIXEL), precision.dtype)
     windows[:o, :, :kw, :c] = stored.transpose(0, 2, 3, 1)
+    windows = windows[channel_of_row(np.arange(tiles * n))]
     if precision.multiply == "tf32":
         windows = round_to_tf32(windows)
     halves = np.stack(split(windows) if precision.splits else (windows,))
@@ -208,7 +221,7 @@ class FewChannelsWgmma(FewChannels):
             return f"takes windows with a vertical stride of {STRIDE}, not {op.stride[0]}"
         if op.kernel_size[1] > MAX_WINDOW:
             return f"takes windows of at most {MAX_WINDOW} columns, not {op.kernel_size[1]}"
-        if self.precision.dtype.itemsize == 2 and op.out_channels % 2:
+        if op.out_channels % 2:
             return f"writes 2 channels at a time, and {op.out_channels} is not a multiple"
         return None
 

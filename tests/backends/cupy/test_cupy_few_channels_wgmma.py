@@ -20,6 +20,7 @@ from r18_cupy.stem.few_channels_wgmma import (
     MAX_WINDOW,
     PIXEL,
     FewChannelsWgmma,
+    channel_of_row,
     chunks_of,
     few_channels_wgmma_kernels,
     operand_itemsize,
@@ -102,11 +103,13 @@ def test_weights_times_columns_are_a_row_of_the_convolution(
                 # A non-finite column may be in the window of a later column only.
                 with np.errstate(invalid="ignore"):
                     sums += left @ right.T
+    found = np.zeros_like(sums)
+    found[channel_of_row(np.arange(tiles * 64))] = sums
     for column in range(columns):
         window = image[:, column * STRIDE : column * STRIDE + kw]
         expected = np.einsum("rsc,ocrs->o", window, weight)
-        assert np.array_equal(sums[: op.out_channels, column], expected)
-    assert not sums[op.out_channels :].any()
+        assert np.array_equal(found[: op.out_channels, column], expected)
+    assert not found[op.out_channels :].any()
 
 
 def test_split_weights_have_both_halves_side_by_side() -> None:
@@ -114,9 +117,18 @@ def test_split_weights_have_both_halves_side_by_side() -> None:
     packed = pack_weight(weight, STEM, FP16X3, 64)
     assert packed.dtype == np.float16
     high, low = split(weight)
-    # (r, s) = (2, 5), channel 1 of output 11: chunk 2 of the row, its second pixel.
-    found = packed[0, 2, 1, :, 0, 11 // 8, 11 % 8, PIXEL + 1]
+    # (r, s) = (2, 5), channel 1 of output 11, which is row 5 + 8: chunk 2, its second pixel.
+    found = packed[0, 2, 1, :, 0, 1, 5, PIXEL + 1]
     assert np.array_equal(found, [high[11, 1, 2, 5], low[11, 1, 2, 5]])
+
+
+def test_a_lane_s_two_rows_are_adjacent_channels() -> None:
+    channels = channel_of_row(np.arange(64))
+    assert sorted(channels) == list(range(64))
+    for warp in range(4):
+        for group in range(8):
+            low, high = channels[16 * warp + group], channels[16 * warp + group + 8]
+            assert (low, high) == (16 * warp + 2 * group, 16 * warp + 2 * group + 1)
 
 
 def test_tf32_rounds_weights() -> None:
@@ -226,8 +238,9 @@ def test_windows_are_pooled_with_a_padding_of_one() -> None:
     assert "padding of 1" in str(FewChannelsWgmma(TF32).refusal(problem))
 
 
-def test_float_takes_an_odd_count_of_channels() -> None:
-    assert FewChannelsWgmma(TF32).refusal(pooled(replace(STEM, out_channels=63))) is None
+def test_float_refuses_an_odd_count_of_channels_too() -> None:
+    refusal = FewChannelsWgmma(TF32).refusal(pooled(replace(STEM, out_channels=63)))
+    assert "2 channels at a time, and 63" in str(refusal)
 
 
 def test_only_hopper_itself_runs_them() -> None:

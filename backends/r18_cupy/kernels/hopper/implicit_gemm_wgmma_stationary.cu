@@ -117,15 +117,11 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
   const StationaryWeights weights(weight + (blockIdx.x * TILE_GROUPS_K + chunk) *
                                                (StationaryWeights::COUNT * CONSUMERS));
   const LaneBias kept_bias(bias, p, share.channel0);
-  if (storing) {
-    prefetch_tensor_map(out);
-    wait_for_previous_launch();
-  }
+  if (storing) prefetch_tensor_map(out);
   const int first = share.first + nth_writer * share.apart, apart = WRITERS * share.apart;
   int turns = 0;  // that the warpgroup has had
   for (int index = first; index < shape.tiles; index += apart, ++turns) {
-    Accumulators accumulators;
-    Accumulator& sums = accumulators.main;
+    Accumulator sums;
     const int used = turns * TURNS + warpgroup, stage = used % TILE_STAGES;
     mbarrier_wait(pipeline.full(stage), used / TILE_STAGES & 1);
     // Warpgroup 0 has the first turn from the start.
@@ -158,7 +154,10 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
     fill_pixels(sums, set, p.relu);
     fence_async_proxy();
     warpgroup_barrier(warpgroup);
-    if (storing) store_outputs(out, set, share.channel0, pixel_tile_at(index, shape), p);
+    if (storing) {
+      if (turns == 0) wait_for_previous_launch();
+      store_outputs(out, set, share.channel0, pixel_tile_at(index, shape), p);
+    }
     __syncwarp();
   }
   if (storing) tma_store_wait();

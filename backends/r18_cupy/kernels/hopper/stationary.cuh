@@ -13,6 +13,7 @@
 // hopper/implicit_gemm_wgmma_stationary.py).
 #pragma once
 #include "hopper/products.cuh"
+#include "hopper/wgmma_stationary.cuh"
 
 constexpr int WINDOW = 3, POSITIONS = WINDOW * WINDOW;
 constexpr int WIDTH = 8, PATCH_WIDTH = WIDTH + WINDOW - 1;  // pixels of a tile, of a patch
@@ -68,29 +69,6 @@ struct Mbarriers {
 
 // -- products -------------------------------------------------------------------------------------
 
-// D = A·Bᵀ + D with A in registers. Of its warp's 16 rows of A, lane i holds rows i / 4 and
-// i / 4 + 8: word i % 4 of both rows, then word i % 4 + 4 of both. A K step has eight words of 4
-// bytes. The registers must not change while products are in flight.
-//
-// A0 to A3, B: the numbers of the operands, which follow the accumulators.
-#define WGMMA_STATIONARY(T, N, STEP_AND_TYPES, COUNT, A0, A1, A2, A3, B, ORDER)               \
-  __device__ __forceinline__ void wgmma_stationary(T, float (&d)[COUNT], const uint4& a,     \
-                                                   unsigned long long b) {                   \
-    asm volatile(                                                                            \
-        "{\n.reg .pred add;\nsetp.eq.u32 add, 1, 1;\n"                                         \
-        "wgmma.mma_async.sync.aligned.m64n" #N STEP_AND_TYPES " {" WGMMA_NAMES_##COUNT       \
-        "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1" ORDER ";\n}"       \
-        : WGMMA_ACC_##COUNT                                                                  \
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));                                   \
-  }
-#define WGMMA_STATIONARY_OF_EACH_TYPE(N, COUNT, A0, A1, A2, A3, B)                    \
-  WGMMA_STATIONARY(__half, N, "k16.f32.f16.f16", COUNT, A0, A1, A2, A3, B, ", 0")     \
-  WGMMA_STATIONARY(__nv_bfloat16, N, "k16.f32.bf16.bf16", COUNT, A0, A1, A2, A3, B, ", 0") \
-  WGMMA_STATIONARY(float, N, "k8.f32.tf32.tf32", COUNT, A0, A1, A2, A3, B, "")
-
-WGMMA_STATIONARY_OF_EACH_TYPE(56, 28, 28, 29, 30, 31, 32)
-WGMMA_STATIONARY_OF_EACH_TYPE(112, 56, 56, 57, 58, 59, 60)
-
 // The matrix B of a tile's pixels, at `address` of a patch: groups of eight pixels, a row of the
 // patch apart.
 __device__ __forceinline__ unsigned long long patch_descriptor(unsigned address) {
@@ -114,7 +92,7 @@ struct StationaryWeights {
     }
   }
 
-  // Adds the products with a patch. Calls `almost` when only those of the last position are in
+  // Multiplies a patch: the sums begin at zero. Calls `almost` when only those of the last position are in
   // flight: products that another warpgroup then issues queue behind them. On return the patch has
   // been read.
   template <typename Almost>
@@ -128,8 +106,13 @@ struct StationaryWeights {
       if (position == POSITIONS - 1) wgmma_commit();
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
-        wgmma_stationary(Operand(), sums, steps[position * STEPS + step],
-                         corner + shift * ROW_BYTES / 16 + step * K_STEP);
+        const int i = position * STEPS + step;
+        const unsigned long long b = corner + shift * ROW_BYTES / 16 + step * K_STEP;
+        if (i == 0) {
+          wgmma_stationary_begin(Operand(), sums, steps[i], b);
+        } else {
+          wgmma_stationary(Operand(), sums, steps[i], b);
+        }
       }
     }
     wgmma_commit();

@@ -6,8 +6,9 @@
 // 1. A producer warpgroup loads the image lines that the next turn adds into a ring in shared
 //    memory, one pair of pixels of every line per thread.
 // 2. A consumer warpgroup multiplies the turn's two rows, each with its own accumulator, and pools
-//    one row while the other is multiplied.
-// 3. Pooled rows are rounded, clamped and written.
+//    the upper one while the lower one is multiplied.
+// 3. It pools the lower row; pooled rows are rounded, clamped and written. Meanwhile the SM's other
+//    CTA multiplies.
 //
 // B without im2col: in shared memory a pixel has its channels padded to PIXEL, and a chunk of 16
 // bytes of K holds two pixels of 16-bit values or one of float. Windows of adjacent columns begin
@@ -18,6 +19,12 @@
 // A window of odd width ends in half a chunk of 16-bit values. The pixel in the other half is
 // outside of the window and may be infinite, which a zero weight would not remove. So the last
 // chunk is read from a second plane, in which every odd pixel is zero.
+//
+// With TILE_UNROLLED the weights of 16-bit operands stay in registers: shared memory then delivers
+// only pixels, which leaves room for the shuffles and stores of pooling.
+//
+// Rows i and i + 8 of A's 16 rows per warp are adjacent channels. A lane has both, and pools, rounds
+// and writes them as a pair.
 //
 // With SPLIT a line has planes of high halves followed by planes of low halves; the weights of a
 // step likewise.
@@ -32,8 +39,10 @@
 #include "common/pair.cuh"
 #include "common/reduce.cuh"
 #include "mma/split.cuh"
+#include "hopper/bulk.cuh"
 #include "hopper/tma.cuh"
 #include "hopper/wgmma.cuh"
+#include "hopper/wgmma_stationary.cuh"
 
 #ifdef SPLIT
 using Operand = __half;
@@ -57,6 +66,8 @@ constexpr int MATRIX_BYTES = 64 * 32, STEP_BYTES = HALVES * MATRIX_BYTES;  // of
 constexpr int WINDOW = 7, CHANNELS = 3;
 constexpr int WINDOW_STEPS = (WINDOW * PIXEL * SIZE + 31) / 32;  // K steps per row of it
 constexpr int AHEAD = ROWS * STRIDE;  // lines that one turn adds
+// Whether weights stay in registers instead of shared memory.
+constexpr bool STATIONARY = TILE_UNROLLED && SIZE == 2 && HALVES == 1;
 
 static_assert(TILE_N == 64, "a warpgroup multiplies 64 channels");
 static_assert(TILE_K * SIZE == 32, "a step is one wgmma");
@@ -69,7 +80,8 @@ static_assert(POOL, "this kernel always pools");
 using Accumulator = float[COLUMNS / 2];  // of a thread; layout in wgmma.cuh
 
 // Registers per thread (setmaxnreg): producers release theirs to the consumers.
-constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 200;
+constexpr int PRODUCER_REGISTERS = STATIONARY ? 40 : 56;
+constexpr int CONSUMER_REGISTERS = STATIONARY ? 216 : 200;
 static_assert(TILE_BLOCKS == 2, "two CTAs share an SM");
 static_assert(PRODUCER_REGISTERS + CONSUMER_REGISTERS <= 2 * 128,
               "the two warpgroups have 128 registers per thread on average");
@@ -154,9 +166,9 @@ struct Producer {
   }
 };
 
-// Offset in a line of chunk `chunk` of a window's row, for the first column.
-__device__ __forceinline__ unsigned chunk_offset(const ConvShape& p, int chunk) {
-  if (SIZE == 2) return chunk * 16 + (2 * chunk + 1 == p.kw ? PLANE_BYTES : 0);
+// Offset in a line of chunk `chunk` of a window's row of `kw` pixels, for the first column.
+__device__ __forceinline__ unsigned chunk_offset(int kw, int chunk) {
+  if (SIZE == 2) return chunk * 16 + (2 * chunk + 1 == kw ? PLANE_BYTES : 0);
   return chunk / 2 * 16 + chunk % 2 * PLANE_BYTES;
 }
 
@@ -176,26 +188,70 @@ constexpr unsigned FIRST_STEP = (SIZE == 2 ? 1u : PLANE_BYTES / 16u) << 16;
 constexpr unsigned NEXT_STEP = SIZE == 2 ? 2 : 1;
 
 __device__ __forceinline__ StepOfWindow last_step(const ConvShape& p, int steps, unsigned zeros) {
-  const int chunk = 2 * (steps - 1);
-  const unsigned first = chunk_offset(p, chunk) / 16;
-  if ((chunk + 1) * CHUNK_PIXELS < p.kw) {
-    return {(chunk_offset(p, chunk + 1) / 16 - first) << 16 | first, 1};
+  const int kw = TILE_UNROLLED ? WINDOW : p.kw, chunk = 2 * (steps - 1);
+  const unsigned first = chunk_offset(kw, chunk) / 16;
+  if ((chunk + 1) * CHUNK_PIXELS < kw) {
+    return {(chunk_offset(kw, chunk + 1) / 16 - first) << 16 | first, 1};
   }
   return {((zeros / 16 - first) << 16) + first, 1 - (1 << 16)};
 }
 
-// Issues weights · columns at one step, and the cross products with SPLIT. `left`: the weights'
-// descriptor.
-__device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, unsigned left,
-                                         const StepOfWindow& step, unsigned line) {
-  const unsigned long long a = no_swizzle_descriptor(left);
-  const unsigned long long b = no_swizzle_descriptor(step.at(line));
-  wgmma<Operand, COLUMNS>(acc, a, b);
-  if constexpr (HALVES == 2) {
-    wgmma<Operand, COLUMNS>(cross, a, no_swizzle_descriptor(step.at(line + HALF_BYTES)));
-    wgmma<Operand, COLUMNS>(cross, no_swizzle_descriptor(left + MATRIX_BYTES / 16), b);
+// The weights of a warpgroup's channels, by K steps: in registers, or in shared memory.
+template <bool IN_REGISTERS>
+struct Weights;
+
+template <>
+struct Weights<true> {
+  uint4 steps[WINDOW * WINDOW_STEPS];
+
+  // `first`: their address in shared memory. 128 bytes of a matrix are a warp's words.
+  __device__ __forceinline__ explicit Weights(unsigned first) {
+    constexpr int EIGHT_ROWS = 128, CHUNK = MATRIX_BYTES / 2;
+    const unsigned own = first + threadIdx.x / 32 * 2 * EIGHT_ROWS + threadIdx.x % 32 * 4;
+#pragma unroll
+    for (int i = 0; i < WINDOW * WINDOW_STEPS; ++i) {
+      const unsigned at = own + i * STEP_BYTES;
+      steps[i] = make_uint4(load(at), load(at + EIGHT_ROWS), load(at + CHUNK),
+                            load(at + CHUNK + EIGHT_ROWS));
+    }
   }
-}
+  // Volatile: otherwise the compiler would load them again for each turn.
+  __device__ __forceinline__ static unsigned load(unsigned address) {
+    unsigned word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+    return word;
+  }
+  template <int COUNT>
+  __device__ __forceinline__ void multiply(float (&acc)[COUNT], float (&)[COUNT], int i,
+                                           const StepOfWindow& step, unsigned line) const {
+    const unsigned long long b = no_swizzle_descriptor(step.at(line));
+    if (i == 0) {
+      wgmma_stationary_begin(Operand(), acc, steps[i], b);
+    } else {
+      wgmma_stationary(Operand(), acc, steps[i], b);
+    }
+  }
+};
+
+template <>
+struct Weights<false> {
+  unsigned first;  // address
+
+  __device__ __forceinline__ explicit Weights(unsigned first) : first(first) {}
+
+  // Issues weights · columns of K step `i`, and the cross products with SPLIT.
+  __device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, int i,
+                                           const StepOfWindow& step, unsigned line) const {
+    const unsigned left = (first / 16 | MATRIX_BYTES / 2 / 16 << 16) + i * (STEP_BYTES / 16);
+    const unsigned long long a = no_swizzle_descriptor(left);
+    const unsigned long long b = no_swizzle_descriptor(step.at(line));
+    wgmma<Operand, COLUMNS>(acc, a, b);
+    if constexpr (HALVES == 2) {
+      wgmma<Operand, COLUMNS>(cross, a, no_swizzle_descriptor(step.at(line + HALF_BYTES)));
+      wgmma<Operand, COLUMNS>(cross, no_swizzle_descriptor(left + MATRIX_BYTES / 16), b);
+    }
+  }
+};
 
 // Makes the compiler treat the accumulators as read and written here. It does not know that `wgmma`
 // writes them asynchronously, and would move reads ahead of the wait.
@@ -206,21 +262,25 @@ __device__ __forceinline__ void fence_accumulator(Accumulator& acc) {
 
 // The operands of a row of products, except its lines.
 struct RowOperands {
-  unsigned weights, lines;  // in shared memory
+  Weights<STATIONARY> weights;
+  unsigned lines;  // in shared memory
   int kh, steps, ring;
   StepOfWindow last;
   float biases[2];  // of the lane's two channels
 };
 
-// Initialises a row's accumulators with the bias.
+// Initialises a row's accumulators with the bias. Stationary products begin without them, so that
+// they need not wait for it; `end_row` adds the bias.
 __device__ __forceinline__ void start(Accumulator& acc, Accumulator& cross, const RowOperands& of) {
+  if constexpr (!STATIONARY) {
 #pragma unroll
-  for (int i = 0; i < COLUMNS / 2; ++i) {
-    acc[i] = of.biases[i / 2 % 2];
-    cross[i] = 0.0f;
+    for (int i = 0; i < COLUMNS / 2; ++i) {
+      acc[i] = of.biases[i / 2 % 2];
+      cross[i] = 0.0f;
+    }
+    fence_accumulator(acc);
+    if constexpr (HALVES == 2) fence_accumulator(cross);
   }
-  fence_accumulator(acc);
-  if constexpr (HALVES == 2) fence_accumulator(cross);
 }
 
 // Issues the products of the row whose windows begin in the line at `slot`, as one group. If
@@ -230,8 +290,7 @@ __device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross,
   const int kh = TILE_UNROLLED ? WINDOW : of.kh, steps = TILE_UNROLLED ? WINDOW_STEPS : of.steps;
   // Else the compiler could write accumulators between the fence and the products.
   __builtin_assume(kh > 0);
-  unsigned left = of.weights / 16 | MATRIX_BYTES / 2 / 16 << 16;
-  fence_accumulator(acc);
+  if constexpr (!STATIONARY) fence_accumulator(acc);
   if constexpr (HALVES == 2) fence_accumulator(cross);
   wgmma_fence();
 #pragma unroll(TILE_UNROLLED ? WINDOW : 1)
@@ -240,12 +299,10 @@ __device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross,
     const unsigned line = of.lines + slot * LINE_BYTES;
     StepOfWindow next{FIRST_STEP, 1};
 #pragma unroll(TILE_UNROLLED ? WINDOW_STEPS : 1)
-    for (int step = 1; step < steps; ++step) {
-      multiply(acc, cross, left, next, line);
-      next.base += NEXT_STEP, left += STEP_BYTES / 16;
+    for (int step = 0; step < steps - 1; ++step, next.base += NEXT_STEP) {
+      of.weights.multiply(acc, cross, r * steps + step, next, line);
     }
-    multiply(acc, cross, left, of.last, line);
-    left += STEP_BYTES / 16;
+    of.weights.multiply(acc, cross, r * steps + steps - 1, of.last, line);
   }
   wgmma_commit();
   // NOTE: in loops the compiler inserts groups of its own, so counting groups does not work.
@@ -254,9 +311,13 @@ __device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross,
 
 // Finishes a row after its products have completed. Columns from `columns` on are outside of the
 // convolution and never win.
-__device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross, int column0,
-                                        int columns) {
+__device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross,
+                                        const RowOperands& of, int column0, int columns) {
   fence_accumulator(acc);
+  if constexpr (STATIONARY) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) acc[i] += of.biases[i / 2 % 2];
+  }
   if constexpr (HALVES == 2) {
     fence_accumulator(cross);
 #pragma unroll
@@ -271,99 +332,76 @@ __device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross, in
 }
 
 // Running maxima of a row of pooling windows, for the lane's two channels: windows 4·j + i % 4 of
-// lane i.
-using Pooled = float[COLUMNS / 8][2];
+// lane i. Pairs of 16 bits have been rounded: rounding and ReLU are monotonic.
+using Maxima = Pair<STORAGE>;
+using Pooled = Maxima[COLUMNS / 8];
 
-// Pools a row across: `take` gets j, and for both channels the maximum of the lane's two columns
-// and the one before.
+// Below every value.
+__device__ __forceinline__ Maxima least_maxima() {
+  return pair_of<STORAGE>(minus_infinity(), minus_infinity());
+}
+
+// Pools a row across: `take` gets j, and the maxima of the lane's two columns and the one before.
 template <typename Take>
 __device__ __forceinline__ void pool_across(const Accumulator& acc, const Take& take) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
-  float last[2] = {minus_infinity(), minus_infinity()};  // the odd column of the previous eight
+  Maxima last = least_maxima();  // the odd column of the previous eight
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; ++j) {
-    float found[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float even = acc[4 * j + 2 * half], odd = acc[4 * j + 2 * half + 1];
-      // Pass the odd column to the lane with the next two columns; the last of four passes to the
-      // first, which has columns of the next eight.
-      const float given = quarter == 3 ? last[half] : odd;
-      const float before = __shfl_sync(0xffffffffu, given, lane - quarter + (quarter + 3) % 4);
-      last[half] = odd;
-      found[half] = larger(larger(even, odd), before);
-    }
-    take(j, found[0], found[1]);
+    const Maxima even = pair_of<STORAGE>(acc[4 * j], acc[4 * j + 2]);
+    const Maxima odd = pair_of<STORAGE>(acc[4 * j + 1], acc[4 * j + 3]);
+    // Pass the odd column to the lane with the next two columns; the last of four passes to the
+    // first, which has columns of the next eight.
+    const Maxima given = quarter == 3 ? last : odd;
+    const Maxima before = from_lane(given, lane - quarter + (quarter + 3) % 4);
+    last = odd;
+    take(j, larger(larger(even, odd), before));
   }
-}
-
-// The bits of a pair of 16-bit values.
-__device__ __forceinline__ unsigned bits_of(__half2 pair) {
-  return *reinterpret_cast<const unsigned*>(&pair);
-}
-__device__ __forceinline__ unsigned bits_of(__nv_bfloat162 pair) {
-  return *reinterpret_cast<const unsigned*>(&pair);
 }
 
 // Writes a lane's windows.
 template <typename T>
 struct Writer {
-  T* first;      // the lane's first window of output row 0, at its channel
-  int rooms[2];  // output columns from there on; 0 for a channel that does not exist
+  T* first;      // the lane's first window of output row 0, at its first channel
+  int room;      // output columns from there on; 0 for a channel that does not exist
   bool shared;   // whether the tile to the left writes the first window
   float least;   // zero for ReLU, else −∞
-  size_t row;    // elements
-  int advance;   // elements from a lane's window to its next
 
   __device__ __forceinline__ Writer(const ConvShape& p, const Task& task, const Share& share,
-                                    int column0, int warp_channel, T* out) {
-    const int lane = threadIdx.x % 32, group = lane / 4, column = column0 / 2 + lane % 4;
-    // In 16-bit storage a lane writes two adjacent channels.
-    const int channel = warp_channel + (sizeof(T) == 2 && group % 2 ? 7 + group : group);
-    row = (size_t)task.columns * p.o, advance = 4 * p.o;
-    first = out + (size_t)share.image * task.rows * row + ((size_t)column * p.o + channel);
-    const int room = task.columns - column;
-    rooms[0] = channel < p.o ? room : 0, rooms[1] = channel + 8 < p.o ? room : 0;
+                                    int column0, int channel, T* out) {
+    const int lane = threadIdx.x % 32, column = column0 / 2 + lane % 4;
+    const size_t pixel = (size_t)share.image * task.rows * task.columns + column;
+    first = out + pixel * p.o + channel;
+    room = channel < p.o ? task.columns - column : 0;
     shared = column0 > 0 && lane % 4 == 0;
     least = p.relu ? 0.0f : minus_infinity();
   }
 
-  // Writes window j of the lane at `pixel`. Rounding and ReLU are monotonic, so they may follow
-  // pooling.
-  __device__ __forceinline__ void write(T* pixel, const int (&rooms)[2], int j, float low,
-                                        float high) const {
-    const bool own = j > 0 || !shared;
-    if constexpr (sizeof(T) == 2) {
-      // Exchange with a neighbour: channels i and i + 8 become two adjacent channels.
-      const unsigned mine = bits_of(larger(pair_of<T>(low, high), pair_of<T>(least, least)));
-      const unsigned other = __shfl_xor_sync(0xffffffffu, mine, 4);
-      const unsigned both = threadIdx.x / 4 % 2 ? __byte_perm(other, mine, 0x7632)
-                                                : __byte_perm(mine, other, 0x5410);
-      if (own && 4 * j < rooms[0]) *reinterpret_cast<unsigned*>(pixel) = both;
-    } else {
-      if (own && 4 * j < rooms[0]) pixel[0] = to_output(larger(low, least));
-      if (own && 4 * j < rooms[1]) pixel[8] = to_output(larger(high, least));
-    }
+  // Writes window j of the lane at `pixel`.
+  __device__ __forceinline__ void write(T* pixel, int room, int j, const Maxima& maxima) const {
+    const Maxima clamped = to_output(larger(maxima, pair_of<T>(least, least)));
+    if (4 * j < room && (j > 0 || !shared)) *reinterpret_cast<Maxima*>(pixel) = clamped;
   }
 };
 
 // NOTE: `x` is not __restrict__, or the compiler could read what the previous launch still writes
-// ahead of the wait. `steps`: K steps per window row. `ring`: lines of the image in shared memory.
-// `weight`: [channel tiles][kh][steps][halves] of two core-matrix columns of 64 channels by 16
-// bytes.
+// ahead of the wait. `steps`: K steps per window row. `ring_lines`: lines of the image in shared
+// memory. `weight`: [channel tiles][kh][steps][halves] of two core-matrix columns of 64 channels by
+// 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
-                                    const STORAGE* __restrict__ weight,
+                                    const unsigned char* __restrict__ weight,
                                     const float* __restrict__ bias, STORAGE* __restrict__ out,
                                     const ConvShape p, const Task task, const int steps,
-                                    const int ring) {
+                                    const int ring_lines) {
   extern __shared__ __align__(128) unsigned char shared[];
   // mbarriers, a full/empty pair for even and one for odd turns: `full` when the turn's lines have
   // been written, `empty` when all consumer warps have read the lines that only turns so far
-  // needed.
-  const unsigned barriers = shared_address(shared);
+  // needed; and one for the weights.
+  const unsigned barriers = shared_address(shared), arrived = barriers + 32;
   const unsigned weights = barriers + 128;
   const unsigned lines = weights + p.kh * steps * STEP_BYTES;
+  const int ring = TILE_UNROLLED ? STRIDE + WINDOW + AHEAD : ring_lines;
   const unsigned zeros = lines + ring * LINE_BYTES;  // COLUMNS chunks
   const auto full = [&](int turn) { return barriers + turn % 2 * 16; };
   const auto empty = [&](int turn) { return barriers + turn % 2 * 16 + 8; };
@@ -379,7 +417,12 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
       mbarrier_init(full(turn), PRODUCERS);
       mbarrier_init(empty(turn), CONSUMERS / 32);
     }
+    mbarrier_init(arrived, 1);
     mbarrier_init_fence();
+    // They do not depend on the previous launch.
+    const int nbytes = p.kh * steps * STEP_BYTES;
+    mbarrier_arrive_expect_tx(arrived, nbytes);
+    bulk_load(weights, weight + (size_t)(share.channel0 / TILE_N) * nbytes, nbytes, arrived);
   }
   __syncthreads();
 
@@ -421,86 +464,73 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
   }
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int warp_channel = share.channel0 + warp * 16, channel = warp_channel + lane / 4;
-  const RowOperands of{weights,
-                    lines,
-                    p.kh,
-                    steps,
-                    ring,
-                    last_step(p, steps, zeros),
-                    {bias && channel < p.o ? bias[channel] : 0.0f,
-                     bias && channel + 8 < p.o ? bias[channel + 8] : 0.0f}};
-  const int weight_chunks = p.kh * steps * (STEP_BYTES / 16);
-  const uint4* const packed =
-      reinterpret_cast<const uint4*>(weight) + (size_t)(share.channel0 / TILE_N) * weight_chunks;
-  for (int i = threadIdx.x; i < weight_chunks; i += CONSUMERS) {
-    cp_async<16>(weights + i * 16, packed + i, true);
-  }
+  const int channel = share.channel0 + warp * 16 + lane / 4 * 2;  // and the next one
   if (threadIdx.x < COLUMNS) store_chunk(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
-  cp_async_commit();
-  cp_async_wait<0>();
   fence_async_proxy();  // wgmma reads them
   asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
+  mbarrier_wait(arrived, 0);
   acquire_registers<CONSUMER_REGISTERS>();
+  const RowOperands of{Weights<STATIONARY>(weights),
+                       lines,
+                       p.kh,
+                       steps,
+                       ring,
+                       last_step(p, TILE_UNROLLED ? WINDOW_STEPS : steps, zeros),
+                       {bias && channel < p.o ? bias[channel] : 0.0f,
+                        bias && channel + 1 < p.o ? bias[channel + 1] : 0.0f}};
 
-  Writer<STORAGE> writer(p, task, share, column0, warp_channel, out);
-  Pooled best;  // of the row of windows that the next turn completes
+  Writer<STORAGE> writer(p, task, share, column0, channel, out);
+  Pooled best;  // of the row of windows that the next lower row completes
 #pragma unroll
-  for (int j = 0; j < COLUMNS / 8; ++j) best[j][0] = best[j][1] = minus_infinity();
-  // A turn's two rows: one is pooled while the other is multiplied.
-  Accumulator upper, upper_cross, lower, lower_cross;
+  for (int j = 0; j < COLUMNS / 8; ++j) best[j] = least_maxima();
+  const auto take_larger = [&](int j, const Maxima& maxima) { best[j] = larger(best[j], maxima); };
+  Accumulator upper, upper_cross, lower, lower_cross;  // a turn's two rows
   // Valid columns in a row of the convolution: none past its last row.
   const auto columns_of = [&](int row) { return row < p.oh ? p.ow : 0; };
-  // Pools the lower row of the turn before `at`, which completes an output row except for the first
-  // turn.
-  const auto pool_lower = [&](int at) {
-    end_row(lower, lower_cross, column0, columns_of(at * ROWS - 1));
-    STORAGE* pixel = writer.first + (at - 1) * (long long)writer.row;
-    // Hidden from the compiler, which would otherwise keep one predicate per window across all
-    // turns.
-    int rooms[2] = {at > share.strip ? writer.rooms[0] : 0, at > share.strip ? writer.rooms[1] : 0};
-    asm volatile("" : "+r"(rooms[0]), "+r"(rooms[1]));
-    pool_across(lower, [&](int j, float low, float high) {
-      writer.write(pixel, rooms, j, larger(best[j][0], low), larger(best[j][1], high));
-      pixel += writer.advance;
-      best[j][0] = low, best[j][1] = high;
-    });
-  };
-
-  wait_for_previous_launch();  // which may still read the memory of `out`
   int turn = 0, slot0 = 0;  // slot of the turn's first line
-  mbarrier_wait(full(0), 0);
+  const auto advance = [&] {
+    slot0 += ROWS * STRIDE;
+    if (slot0 >= ring) slot0 -= ring;
+    ++turn;
+  };
+  wait_for_previous_launch();  // which may still read the memory of `out`
   if (share.begin < share.strip) {
     start(lower, lower_cross, of);
+    mbarrier_wait(full(0), 0);
     issue_row(lower, lower_cross, of, STRIDE);
     wgmma_wait<0>();
     if (lane == 0) mbarrier_arrive(empty(0));
-    mbarrier_wait(full(1), 0);
-    turn = 1, slot0 = ROWS * STRIDE % ring;
-  } else {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) lower[i] = minus_infinity(), lower_cross[i] = 0.0f;
+    end_row(lower, lower_cross, of, column0, columns_of(share.begin * ROWS + 1));
+    pool_across(lower, take_larger);
+    advance();
   }
-  start(upper, upper_cross, of);
+  // Where the next output row begins, for the lane.
+  STORAGE* row = writer.first + (size_t)share.strip * task.columns * p.o;
 #pragma unroll 1
-  for (; turn < turns; ++turn) {
-    const int at = share.begin + turn;  // turn within the image
-    issue_row(upper, upper_cross, of, slot0);
-    pool_lower(at);
+  while (turn < turns) {
+    const int upper_row = (share.begin + turn) * ROWS;
+    start(upper, upper_cross, of);
     start(lower, lower_cross, of);
+    mbarrier_wait(full(turn), turn / 2 & 1);
+    issue_row(upper, upper_cross, of, slot0);
     issue_row(lower, lower_cross, of, slot0 + STRIDE);
     wgmma_wait<1>();  // the upper row has completed
-    end_row(upper, upper_cross, column0, columns_of(at * ROWS));
-    pool_across(upper, [&](int j, float low, float high) {
-      best[j][0] = larger(best[j][0], low), best[j][1] = larger(best[j][1], high);
-    });
-    start(upper, upper_cross, of);
-    if (turn + 1 < turns) mbarrier_wait(full(turn + 1), (turn + 1) / 2 & 1);
+    end_row(upper, upper_cross, of, column0, columns_of(upper_row));
+    pool_across(upper, take_larger);
     wgmma_wait<0>();
     if (lane == 0) mbarrier_arrive(empty(turn));
-    // Advance to the lines of the next turn.
-    slot0 += ROWS * STRIDE;
-    if (slot0 >= ring) slot0 -= ring;
+    end_row(lower, lower_cross, of, column0, columns_of(upper_row + 1));
+    STORAGE* pixel = row;
+    // Hidden from the compiler, which would otherwise keep one predicate per window across all
+    // turns.
+    int room = writer.room;
+    asm volatile("" : "+r"(room));
+    pool_across(lower, [&](int j, const Maxima& maxima) {
+      writer.write(pixel, room, j, larger(best[j], maxima));
+      pixel += 4 * p.o;
+      best[j] = maxima;
+    });
+    row += (long long)task.columns * p.o;
+    advance();
   }
-  pool_lower(share.end);
 }
