@@ -13,6 +13,7 @@
 `bfloat16`       every op in bfloat16
 `assembly`       machine code, for `r18 kernels --assembly`
 `microbenchmarks`  the rates of instructions
+`emulation`      instructions to emulate where the CPU lacks them
 `kernels/`       the code that Numba compiles
 
 Importing this package does not import Numba. `probe` does.
@@ -39,7 +40,7 @@ from r18.backend import (
 from r18.backend import Backend as BackendBase
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
-from r18_numba_cpu import assembly, bfloat16, conv, integers, microbenchmarks
+from r18_numba_cpu import assembly, bfloat16, conv, emulation, integers, microbenchmarks
 from r18_numba_cpu.compiled import NAME, CallStream, module, most_threads, vector
 from r18_numba_cpu.others import other_kernels
 
@@ -65,15 +66,21 @@ class Backend(BackendBase):
         self._missing = tuple(ending for ending, is_there in has.items() if not is_there)
         details = {"numba": version("numba"), "lanes": str(lanes), "threads": str(threads)}
         details["avx512_bf16"] = "yes" if pairs.AVAILABLE else "no"
-        details["vnni"] = "yes" if dots.HAS_VNNI else "no"
-        details["amx"] = "yes" if amx.AVAILABLE else f"no{amx.REFUSAL and ': '}{amx.REFUSAL}"
+        details["vnni"] = _has(dots.HAS_VNNI, dots.EMULATED)
+        details["amx"] = f"{_has(amx.AVAILABLE, amx.EMULATED)}{amx.REFUSAL and ': '}{amx.REFUSAL}"
         details["amx_bf16"] = "yes" if has[bfloat16.BY_AMX] else "no"
         words = f"{threads} thread{'s' * (threads != 1)}, vectors of {lanes}"
         words += ", AVX512-BF16" if pairs.AVAILABLE else ", no AVX512-BF16"
         words += ", VNNI" if dots.HAS_VNNI else ", no VNNI"
         words += ", AMX" if amx.AVAILABLE else amx.REFUSAL and f", no AMX ({amx.REFUSAL})"
+        names = [name for name, one in (("VNNI", dots), ("AMX", amx)) if one.EMULATED]
+        words += f" ({' and '.join(names)} emulated)" if names else ""
         name = f"CPU ({platform.machine()}), Numba {details['numba']}, {words}"
-        return DeviceInfo("cpu", name, details)
+        return DeviceInfo("cpu", name, details, simulated=bool(names))
+
+    def simulates(self) -> bool:
+        """Whether instructions may be emulated: the environment asks for it."""
+        return bool(emulation.requested())
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel; after `probe`, only those that this CPU runs."""
@@ -107,6 +114,10 @@ class Backend(BackendBase):
         if self._missing is None:
             self.probe()  # a plan may only name kernels that the CPU runs
         return super().compile(schedule, weights, options)
+
+
+def _has(available: bool, emulated: bool) -> str:
+    return "emulated" if emulated else "yes" if available else "no"
 
 
 def without(kernels: tuple[Kernel, ...], *endings: str) -> tuple[Kernel, ...]:

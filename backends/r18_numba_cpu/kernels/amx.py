@@ -26,6 +26,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from r18_numba_cpu import emulation
+from r18_numba_cpu.kernels import emulated
 from r18_numba_cpu.kernels.arguments import GROUP, TILES, Cover, Tile
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS, rolled
@@ -55,8 +57,9 @@ def refusal() -> str:
 
 REFUSAL = refusal() if PRESENT else ""
 """Why Linux does not let a CPU that has tiles use them, or nothing."""
-AVAILABLE = PRESENT and not REFUSAL
-HAS_BFLOAT16 = bool(FEATURES.get("amx-bf16"))
+EMULATED = "amx" in emulation.requested() and (not PRESENT or bool(REFUSAL))
+AVAILABLE = EMULATED or (PRESENT and not REFUSAL)
+HAS_BFLOAT16 = EMULATED or bool(FEATURES.get("amx-bf16"))
 """Whether tiles multiply bfloat16 too, where they are available."""
 
 
@@ -70,7 +73,7 @@ PRODUCTS = {types.uint8: ("tdpbusd", "tdpbssd"), types.uint16: ("tdpbf16ps",)}
 class Instructions:
     """The instructions. Tiles are numbered by immediates, so LLVM allocates no registers here.
 
-    The tests have another class in its place, which computes what these do on any CPU.
+    `emulated.EmulatedTiles` computes the same on any CPU.
     """
 
     def __init__(self, context: Any, builder: Any, configuration: Any) -> None:
@@ -106,7 +109,7 @@ class Instructions:
         self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), values)
 
 
-INSTRUCTIONS = Instructions
+INSTRUCTIONS: Any = emulated.EmulatedTiles if EMULATED else Instructions
 
 
 # -- as functions of kernels -------------------------------------------------------------------

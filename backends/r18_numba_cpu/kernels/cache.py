@@ -23,6 +23,7 @@ from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 from r18 import cache
+from r18_numba_cpu import emulation
 
 BASE: Any = _Cache
 TEXT = ".s"
@@ -90,6 +91,6 @@ class KernelCache(BASE):
         arguments, _ = sigutils.normalize_signature(sig)
         versions = (numba.__version__, llvmlite.__version__, sys.version)
         code = self._kernel.__code__.co_code.hex()
-        key = repr((arguments, codegen.magic_tuple(), versions, code))
+        key = repr((arguments, codegen.magic_tuple(), versions, code, *emulation.requested()))
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self._folder / f"{self._kernel.__name__}-{name}.numba"

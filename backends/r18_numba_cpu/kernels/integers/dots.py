@@ -20,16 +20,21 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from r18_numba_cpu import emulation
+from r18_numba_cpu.kernels import emulated
 from r18_numba_cpu.kernels.integers.bytes import BYTE
 from r18_numba_cpu.kernels.integers.requantize import INTEGERS
 from r18_numba_cpu.kernels.vector import FEATURES, LANES
 
 HAS_WORDS = bool(FEATURES.get("avx512bw") if LANES == 16 else FEATURES.get("avx2"))
-HAS_VNNI = HAS_WORDS and bool(
+PRESENT = bool(
     FEATURES.get("avx512vnni") and FEATURES.get("avx512vl")
     if LANES == 16
     else FEATURES.get("avxvnni")
 )
+"""Whether the CPU has `vpdpbusd` for its registers."""
+EMULATED = "vnni" in emulation.requested() and not PRESENT
+HAS_VNNI = HAS_WORDS and (PRESENT or EMULATED)
 
 BYTES_TYPED = llvmlite.binding.llvm_version_info >= (22,)
 """Whether LLVM declares the factors of `vpdpbusd` as bytes, as they are (llvm-project #97271), and
@@ -51,6 +56,8 @@ class Dot:
 
 
 def _add_bytes(builder: Any, sums: Any, a: Any, b: Any) -> Any:
+    if EMULATED:
+        return emulated.add_bytes(builder, sums, a, b)
     kind = ir.FunctionType(INTEGERS, [INTEGERS, a.type, b.type])
     name = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
     dot = cgutils.get_or_insert_function(builder.module, kind, name)
