@@ -407,8 +407,8 @@ POOLED = [kernel for kernel in choosing() if kernel.op is ConvMaxPool]
 @pytest.mark.parametrize("kernel", CONVOLUTIONS, ids=lambda kernel: kernel.id)
 def test_tiles_are_filled_and_sums_have_a_step_for_each_of_their_parts(kernel: CudaKernel) -> None:
     """Tiles are filled: a tile and a bit of rows and columns, with all that is fused; tiles that
-    hold too much only in the thorough profile. Weights that stay in registers have all steps of
-    each chunk."""
+    hold too much only in the thorough profile. Tiles that keep weights in registers have a problem
+    that fills all their chunks."""
     for one, taken in known(kernel, profile("thorough")).items():
         if one is not kernel:
             (tile,) = cast(Any, one).tiles

@@ -176,8 +176,9 @@ class ImplicitGemmWgmmaStationary(WgmmaConv):
 
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
-        """Problems with several tiles for each block and two sets of output channels, of one chunk
-        and of two: all channels of them with a residual, few of the last one without.
+        """For one chunk of input channels and for two: a problem with full chunks, a residual and
+        ReLU, and one whose last chunk and last 64 outputs are partly filled. Each has several tiles
+        per block and two tiles of output channels.
         """
         images, k, few = MULTIPROCESSORS * 6, self.tiles[0].k, chunk_of(self.precision)
         found = list(super().extra_problems)

@@ -46,8 +46,8 @@ class FewChannelsWgmmaTile(FewChannelsTile):
     """k: products of a step. split: fp16x3.
 
     unrolled: only for a ResNet's stem, CHANNELS channels under WINDOW, with the products unrolled.
-    Only then does the compiler keep a row's products in flight while another row is pooled, and do
-    weights of 16 bits stay in registers.
+    Only then does the compiler keep a row's products in flight while another row is pooled, and
+    only then do the weights of fp16 and bf16 stay in registers.
     """
 
     split: bool = False
@@ -161,9 +161,9 @@ def channel_of_row(row: Array) -> Array:
 def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
     """OIHW to [tile of n channels][kh][step][half][chunk][n/8][8 rows][16 bytes].
 
-    Of 16 rows, row i has channel 2·i and row i + 8 the next one (`channel_of_row`). A chunk is
-    PIXEL channels of one pixel, or of two pixels of 16 bits; zeros beyond window and channels.
-    fp16x3 has a high and a low half.
+    In each 16 rows, row i < 8 has channel 2·i and row i + 8 channel 2·i + 1 (`channel_of_row`). A
+    chunk is PIXEL channels of one pixel, or of two pixels of 16 bits; zeros beyond window and
+    channels. fp16x3 has a high and a low half.
     """
     itemsize = operand_itemsize(precision)
     o, c, kh, kw = weight.shape
@@ -184,7 +184,11 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
 
 @dataclass(frozen=True, eq=False)
 class FewChannelsWgmma(FewChannels):
-    """Convolution and max-pooling. The bits do not depend on the tile."""
+    """Convolution and max-pooling.
+
+    The bits do not depend on the batch. In fp16 and bf16 unrolled tiles add the bias last, others
+    first, so their bits differ; `choose` takes an unrolled tile wherever one suits.
+    """
 
     op = ConvMaxPool
     algorithm = "few_channels_wgmma"

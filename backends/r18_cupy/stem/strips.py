@@ -162,7 +162,7 @@ def choose(problem: Problem, tiles: tuple[FewChannelsTile, ...]) -> Blocking:
 
 @dataclass(frozen=True, eq=False)
 class FewChannels(CudaKernel):
-    """One tile for every problem, or the best of all tiles. The bits are the same."""
+    """One tile for every problem, or the best of all tiles. The bits do not depend on the batch."""
 
     reads: ClassVar[Layout] = Layout.NCHW
     minimum_capability: ClassVar[tuple[int, int]] = (8, 0)  # cp.async

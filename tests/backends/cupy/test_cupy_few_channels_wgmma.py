@@ -131,6 +131,23 @@ def test_a_lane_s_two_rows_are_adjacent_channels() -> None:
             assert (low, high) == (16 * warp + 2 * group, 16 * warp + 2 * group + 1)
 
 
+@pytest.mark.parametrize("precision", [FP16, BF16], ids=str)
+def test_each_lane_loads_its_fragment_of_the_weights(precision: Precision) -> None:
+    """The offsets of `Weights<true>`: rows i / 4 and i / 4 + 8, words i % 4 and i % 4 + 4."""
+    weight = np.random.default_rng(0).normal(size=(64, 3, 7, 7))
+    words = pack_weight(weight, STEM, precision, 64).view(np.uint32).reshape(-1)
+    stored = np.zeros((64, 7, 8, PIXEL), precision.dtype)
+    stored[:, :, :7, :3] = np.asarray(weight, precision.dtype).transpose(0, 2, 3, 1)
+    rows = stored[channel_of_row(np.arange(64))].reshape(64, 14, 16).view(np.uint32)
+    for step in range(14):
+        for thread in range(128):
+            warp, lane = divmod(thread, 32)
+            own = step * 2048 + warp * 256 + lane * 4
+            found = [words[(own + offset) // 4] for offset in (0, 128, 1024, 1152)]
+            row, word = 16 * warp + lane // 4, lane % 4
+            assert found == [rows[r, step, w] for w in (word, word + 4) for r in (row, row + 8)]
+
+
 def test_tf32_rounds_weights() -> None:
     weight = np.full((64, 1, 1, 1), 1 + 2.0**-11 + 2.0**-20, np.float32)
     packed = pack_weight(weight, Conv2d(1, 64, (1, 1), (2, 2), (0, 0)), TF32, 64)
@@ -203,6 +220,19 @@ def test_products_are_written_out_for_the_stem_alone(precision: Precision) -> No
         assert kernel.blocking(pooled(op)).tile not in unrolled
     for tile in kernel.all_tiles:
         assert ("TILE_UNROLLED", int(tile.unrolled)) in kernel.entry(tile).defines
+
+
+@EACH_PRECISION
+@pytest.mark.parametrize("size", [15, 32, 224, 500])
+def test_the_batch_does_not_decide_whether_products_are_unrolled(
+    precision: Precision, size: int
+) -> None:
+    """Unrolled tiles add the bias last in 16 bits, so a mixed choice would change bits."""
+    kernel = FewChannelsWgmma(precision)
+    unrolled = {tile for tile in tiles_of(precision) if tile.unrolled}
+    for batch in (1, 2, 3, 8, 64, 200, 256):
+        problem = Problem(ConvMaxPool(STEM, POOL), ((batch, 3, size, size + 9),))
+        assert kernel.blocking(problem).tile in unrolled
 
 
 def test_the_stem_overlaps_the_launch_before() -> None:

@@ -40,6 +40,7 @@ STAGED = "bytes/hopper/stem_kernel.cuh"
 FENCED = f"        {FENCE[:-1]}  // wgmma reads them\n"
 POOLED, QHALO = "ops/gap_linear", "integers/hopper/implicit_gemm_wgmma_halo"
 TOGETHER, ALL = "  __syncwarp();\n", "    wgmma_wait<0>();\n"
+STORED = "which may still read the memory of `out`"
 RELEASE = "    if (lane == 0) mbarrier_arrive(empty(turn));\n"
 
 
@@ -84,6 +85,8 @@ PLANTED = [
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"  {FENCE[:-1]}  // wgmma reads them\n", ""),
     ("launch-wait", STEM, "", f"{STEM}.cu", f"    {WAIT}", ""),
+    ("launch-wait", STEM, "", f"{STEM}.cu", f"  {WAIT[:-1]}  // {STORED}\n", ""),
+    ("init-fence", STEM, "", f"{STEM}.cu", "    mbarrier_init_fence();\n", ""),
     ("proxy-fence", INTEGERS, FLOATS, STAGED, FENCED, ""),
     ("launch-wait", "ops/gap", "", "ops/gap.cu", f"  {WAIT}", ""),
     ("aligned", GATHER, "TILE_PARTS=8", SPLIT_K, *swapped(TOGETHER, f"  {RELAXED}")),

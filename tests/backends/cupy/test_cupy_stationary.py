@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from typing import cast
 
 import numpy as np
 import pytest
@@ -157,6 +158,19 @@ def test_some_problem_fills_each_ring_again(precision: Precision) -> None:
         found = (*one.extra_problems, *many_tiles(Conv2d, quick.max_elements, quick.max_macs))
         taken = [problem for problem in found if one.refusal(problem) is None]
         assert max(rounds(problem, tile) * tile.groups_k for problem in taken) > tile.stages
+
+
+@PRECISIONS
+def test_extra_problems_fill_each_tile_and_leave_one_in_part(precision: Precision) -> None:
+    kernel = ImplicitGemmWgmmaStationary(precision)
+    for tile in kernel.tiles:
+        one = with_one_tile(kernel, tile, tile.name)
+        ops = [cast(Conv2d, p.op) for p in one.extra_problems if one.refusal(p) is None]
+        full = tile.groups_k * tile.k
+        assert any(op.residual and (op.in_channels, op.out_channels) == (full, 128) for op in ops)
+        assert any(
+            not op.residual and op.in_channels % tile.k and 64 < op.out_channels < 128 for op in ops
+        )
 
 
 @PRECISIONS

@@ -92,9 +92,9 @@ struct StationaryWeights {
     }
   }
 
-  // Multiplies a patch: the sums begin at zero. Calls `almost` when only those of the last position are in
-  // flight: products that another warpgroup then issues queue behind them. On return the patch has
-  // been read.
+  // Multiplies a patch by the weights; the sums begin at zero. Calls `almost` when only the products
+  // of the last position are in flight: products that another warpgroup then issues queue behind
+  // them. On return the patch has been read.
   template <typename Almost>
   __device__ __forceinline__ void multiply(Accumulator& sums, unsigned patch,
                                            const Almost& almost) const {

@@ -1,13 +1,14 @@
-// Products on Hopper whose matrix A stays in registers: weights that a warpgroup loads once.
+// `wgmma` with A in registers, for weights that a warpgroup loads once and keeps. sm_90a only (PTX
+// ISA, "Register fragments for wgmma.mma_async.m64nNk16").
 #pragma once
 #include "hopper/wgmma.cuh"
 
-// D = A·Bᵀ + D with A in registers, or with `_begin` D = A·Bᵀ, whatever D was. Of its warp's 16 rows
-// of A, lane i holds rows i / 4 and i / 4 + 8: word i % 4 of both rows, then word i % 4 + 4 of both.
+// `wgmma_stationary`: D = A·Bᵀ + D. `wgmma_stationary_begin`: D = A·Bᵀ; D is not read. Of a warp's 16
+// rows of A, lane i holds rows i / 4 and i / 4 + 8: word i % 4 of both, then word i % 4 + 4 of both.
 // A K step has eight words of 4 bytes. The registers must not change while products are in flight.
 //
-// ADDS, D: 1 and ACC, or 0 and NEW if D begins at zero: then the accumulators are outputs only.
-// A0 to A3, B: the numbers of the operands, which follow the accumulators.
+// ADDS and D: 1 and ACC (accumulators are read and written), or 0 and NEW (only written). A0 to A3
+// and B: operand numbers of A's registers and of B's descriptor, which follow the accumulators.
 #define WGMMA_STATIONARY(NAME, ADDS, D, T, N, STEP_AND_TYPES, COUNT, A0, A1, A2, A3, B, ORDER) \
   __device__ __forceinline__ void NAME(T, float (&d)[COUNT], const uint4& a,                 \
                                        unsigned long long b) {                               \

@@ -5,10 +5,10 @@
 // of a window. A CTA works down a strip (strips.cuh):
 // 1. A producer warpgroup loads the image lines that the next turn adds into a ring in shared
 //    memory, one pair of pixels of every line per thread.
-// 2. A consumer warpgroup multiplies the turn's two rows, each with its own accumulator, and pools
-//    the upper one while the lower one is multiplied.
-// 3. It pools the lower row; pooled rows are rounded, clamped and written. Meanwhile the SM's other
-//    CTA multiplies.
+// 2. A consumer warpgroup multiplies the turn's two rows, each with its own accumulator. With
+//    TILE_UNROLLED it pools the upper row while the lower one is multiplied.
+// 3. It pools the lower row, clamps the maxima and writes them, while the SM's other CTA multiplies.
+//    16-bit values are rounded before pooling, others after it.
 //
 // B without im2col: in shared memory a pixel has its channels padded to PIXEL, and a chunk of 16
 // bytes of K holds two pixels of 16-bit values or one of float. Windows of adjacent columns begin
@@ -20,19 +20,19 @@
 // outside of the window and may be infinite, which a zero weight would not remove. So the last
 // chunk is read from a second plane, in which every odd pixel is zero.
 //
-// With TILE_UNROLLED the weights of 16-bit operands stay in registers: shared memory then delivers
-// only pixels, which leaves room for the shuffles and stores of pooling.
+// With TILE_UNROLLED and 16-bit STORAGE the weights stay in registers (STATIONARY). Shared memory then
+// delivers only pixels, which leaves bandwidth for the shuffles and stores of pooling.
 //
-// Rows i and i + 8 of A's 16 rows per warp are adjacent channels. A lane has both, and pools, rounds
-// and writes them as a pair.
+// Of a warp's 16 rows of A, rows i and i + 8 are adjacent channels. A lane has the sums of both, and
+// pools and writes them as a pair.
 //
 // With SPLIT a line has planes of high halves followed by planes of low halves; the weights of a
 // step likewise.
 //
 // Constraints: sm_90a; strides of 2; at most PIXEL channels and MAX_WINDOW columns; pooling 3×3
-// with stride 2 and padding 1; 16-bit storage needs an even number of output channels.
+// with stride 2 and padding 1; an even number of output channels.
 // TILE_UNROLLED: windows of WINDOW by WINDOW over CHANNELS channels only.
-#include "common/cp_async.cuh"
+#include "common/cp_async.cuh"  // shared_address
 #include "common/dependent_launch.cuh"
 #include "stem/strips.cuh"
 #include "mma/mma.cuh"
@@ -204,7 +204,8 @@ template <>
 struct Weights<true> {
   uint4 steps[WINDOW * WINDOW_STEPS];
 
-  // `first`: their address in shared memory. 128 bytes of a matrix are a warp's words.
+  // `first`: address of the weights in shared memory. Eight rows of a chunk are 128 bytes: lane i
+  // loads word i. Registers as `wgmma_stationary` takes them.
   __device__ __forceinline__ explicit Weights(unsigned first) {
     constexpr int EIGHT_ROWS = 128, CHUNK = MATRIX_BYTES / 2;
     const unsigned own = first + threadIdx.x / 32 * 2 * EIGHT_ROWS + threadIdx.x % 32 * 4;
@@ -269,8 +270,8 @@ struct RowOperands {
   float biases[2];  // of the lane's two channels
 };
 
-// Initialises a row's accumulators with the bias. Stationary products begin without them, so that
-// they need not wait for it; `end_row` adds the bias.
+// Initialises a row's accumulators with the bias. With STATIONARY it does nothing: the first product
+// overwrites the accumulators, and `end_row` adds the bias.
 __device__ __forceinline__ void start(Accumulator& acc, Accumulator& cross, const RowOperands& of) {
   if constexpr (!STATIONARY) {
 #pragma unroll
@@ -332,7 +333,8 @@ __device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross,
 }
 
 // Running maxima of a row of pooling windows, for the lane's two channels: windows 4·j + i % 4 of
-// lane i. Pairs of 16 bits have been rounded: rounding and ReLU are monotonic.
+// lane i. 16-bit pairs are rounded before pooling; rounding and ReLU are monotonic, so the order does
+// not change the result.
 using Maxima = Pair<STORAGE>;
 using Pooled = Maxima[COLUMNS / 8];
 
@@ -386,8 +388,8 @@ struct Writer {
 
 // NOTE: `x` is not __restrict__, or the compiler could read what the previous launch still writes
 // ahead of the wait. `steps`: K steps per window row. `ring_lines`: lines of the image in shared
-// memory. `weight`: [channel tiles][kh][steps][halves] of two core-matrix columns of 64 channels by
-// 16 bytes.
+// memory. `weight`: [channel tiles][kh][steps][halves] of two core-matrix columns of 64 rows by 16
+// bytes; `channel_of_row` in stem/few_channels_wgmma.py gives a row's channel.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
                                     const unsigned char* __restrict__ weight,
