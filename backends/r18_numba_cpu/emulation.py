@@ -1,7 +1,8 @@
 """Instructions to emulate where the CPU lacks them, so that it can verify kernels that use them.
 
 `R18_NUMBA_CPU_EMULATE` names them: `amx`, `vnni`, or both with a comma between. What the CPU has is
-not emulated. The device then counts as simulated: `auto` never takes it, and nothing is timed.
+not emulated. The device then counts as simulated: `auto` never takes it, and its times are not
+recorded.
 """
 
 from __future__ import annotations

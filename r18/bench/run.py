@@ -158,7 +158,10 @@ class _Session:
         """Each by the name to show; of all, those that cannot run on hardware are left out."""
         if self._request.backends is not None:
             named = ((name, get_backend(name)) for name in self._request.backends)
-            return {found.name if name == "auto" else name: found for name, found in named}
+            return {
+                found.name if name == "auto" else name: self._recordable(found)
+                for name, found in named
+            }
         found: dict[str, Backend] = {}
         for line in lines():
             if line.device is None:
@@ -168,6 +171,14 @@ class _Session:
             else:
                 found[line.name] = load_backend(line.name)
         return found
+
+    def _recordable(self, backend: Backend) -> Backend:
+        """The backend. Raises `UsageError` if its times would be recorded and are a simulator's."""
+        if self._request.records is not None and (device := backend.probe()).simulated:
+            raise UsageError(
+                f"--record: {device}: its times say nothing of hardware\n  leave out --record"
+            )
+        return backend
 
     def judge(self) -> Any:
         """The oracle's judge of outputs for the precisions in the field.

@@ -19,6 +19,7 @@ from PIL import Image
 
 import commands
 import r18
+from r18.backend.device import DeviceInfo
 from r18.backend.registry import installed
 from r18.backend.tuned import read_table
 from r18.bench.tuning import shipped_table
@@ -512,6 +513,17 @@ def test_bench_from_host_memory(command: Command, tmp_path: Path) -> None:
     (row,) = record["groups"]["tiny/fp32/all/b2"]["rows"]
     assert row["from_host"]["nbytes"] == 2 * 3 * 32 * 32
     assert len(row["from_host"]["runs_ms"]) == 5
+
+
+def test_bench_does_not_record_a_simulator(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = DeviceInfo("cpu", "a simulator", simulated=True)
+    monkeypatch.setattr("r18_numpy.Backend.probe", lambda self: device)
+    done = command(*QUICK, "--backends", "numpy", "--record", "--records", tmp_path)
+    assert done.returncode == 2
+    assert "--record: a simulator: its times say nothing of hardware" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_bench_keeps_what_it_has_timed_when_the_rest_fails(

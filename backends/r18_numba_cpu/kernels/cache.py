@@ -89,8 +89,8 @@ class KernelCache(BASE):
     def _path(self, sig: Any, codegen: Any) -> Path:
         """The file of a signature: its name is a hash over all else that decides the code."""
         arguments, _ = sigutils.normalize_signature(sig)
-        versions = (numba.__version__, llvmlite.__version__, sys.version)
+        versions = (numba.__version__, llvmlite.__version__, sys.version, *emulation.requested())
         code = self._kernel.__code__.co_code.hex()
-        key = repr((arguments, codegen.magic_tuple(), versions, code, *emulation.requested()))
+        key = repr((arguments, codegen.magic_tuple(), versions, code))
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self._folder / f"{self._kernel.__name__}-{name}.numba"

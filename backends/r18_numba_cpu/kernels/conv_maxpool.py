@@ -44,7 +44,7 @@ def pooled(copy_image: Any, multiply_band: Any) -> Any:
         line_size = shape.out_w * shape.outputs
         bands = (pool.out_h + each_rows - 1) // each_rows
         blocks = shape.samples * bands
-        last_block, last_end, last_size = -1, 0, 0  # what `conv` holds
+        last_block = -1  # whose rows `conv` holds
         block = take_block(counters, worker, blocks)
         while block < blocks:
             sample, first = block // bands, block % bands * each_rows
@@ -53,8 +53,12 @@ def pooled(copy_image: Any, multiply_band: Any) -> Any:
             end_row = min(shape.out_h, (end - 1) * pool.stride_h - pool.pad_h + pool.kernel_h)
             kept = 0
             if first > 0 and block == last_block + 1:
-                kept = max(0, last_end - first_row)
-                move_run(conv, last_size - kept * line_size, 0, kept * line_size)
+                above_row = max(0, (first - each_rows) * pool.stride_h - pool.pad_h)
+                above_end = min(
+                    shape.out_h, (first - 1) * pool.stride_h - pool.pad_h + pool.kernel_h
+                )
+                kept = max(0, above_end - first_row)
+                move_run(conv, (first_row - above_row) * line_size, 0, kept * line_size)
             rows = end_row - first_row - kept
             if rows > 0:
                 top = (first_row + kept) * shape.stride_h - shape.pad_h
@@ -69,7 +73,7 @@ def pooled(copy_image: Any, multiply_band: Any) -> Any:
             for row in range(first, end):
                 to = (sample * pool.out_h + row) * pool.out_w * pool.outputs
                 pool_row(conv, -first_row, row, out, to, line, flip, pool)
-            last_block, last_end, last_size = block, end_row, (end_row - first_row) * line_size
+            last_block = block
             block = take_block(counters, worker, blocks)
 
     return make_blocks

@@ -72,12 +72,15 @@ SIMULATED_NETWORK = "tiny:image_size=24"
 def suited(request: Request, device: DeviceInfo) -> Request:
     """The request, reduced for a simulated device.
 
-    A simulator takes microseconds for a multiplication, so it gets the tiny network and fewer and
-    smaller problems.
+    A simulated GPU takes microseconds for a multiplication, so it gets the tiny network and fewer
+    and smaller problems. A CPU that emulates instructions takes some nanoseconds: its problems are
+    only smaller.
     """
     if not device.simulated:
         return request
     how = request.profile
+    if device.kind == "cpu":
+        return replace(request, profile=replace(how, max_macs=how.max_macs // 10))
     smaller = replace(
         how,
         examples=max(3, how.examples // 4),
