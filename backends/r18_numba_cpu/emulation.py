@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from r18.errors import BackendUnavailable
+from r18_numba_cpu.compiled import NAME
 
 VARIABLE = "R18_NUMBA_CPU_EMULATE"
 KNOWN = ("amx", "vnni")
@@ -20,7 +21,7 @@ def requested() -> tuple[str, ...]:
     names = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := sorted(names - set(KNOWN)):
         raise BackendUnavailable(
-            "numba-cpu",
+            NAME,
             f"{VARIABLE} names {', '.join(map(repr, unknown))}; known: {', '.join(KNOWN)}",
             f"unset {VARIABLE}",
         )

@@ -57,8 +57,9 @@ def refusal() -> str:
 
 REFUSAL = refusal() if PRESENT else ""
 """Why Linux does not let a CPU that has tiles use them, or nothing."""
-EMULATED = "amx" in emulation.requested() and (not PRESENT or bool(REFUSAL))
-AVAILABLE = EMULATED or (PRESENT and not REFUSAL)
+NATIVE = PRESENT and not REFUSAL
+EMULATED = not NATIVE and "amx" in emulation.requested()
+AVAILABLE = NATIVE or EMULATED
 HAS_BFLOAT16 = EMULATED or bool(FEATURES.get("amx-bf16"))
 """Whether tiles multiply bfloat16 too, where they are available."""
 
