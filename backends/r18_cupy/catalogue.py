@@ -15,6 +15,7 @@ from r18_cupy.conv.implicit_gemm import implicit_gemm_kernels
 from r18_cupy.conv.implicit_gemm_mma import implicit_gemm_mma_kernels
 from r18_cupy.conv.winograd import winograd_kernels
 from r18_cupy.float8.catalogue import float8_kernels
+from r18_cupy.hopper.implicit_gemm_cluster import implicit_gemm_cluster_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
@@ -57,6 +58,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *winograd_kernels(),
         *winograd_one_launch_kernels(),
         *implicit_gemm_kernels(),
+        *implicit_gemm_cluster_kernels(),
         *im2col_kernels(),
         *(DirectTiled(precision) for precision in PRECISIONS),
         *(Direct(precision) for precision in PRECISIONS),

@@ -131,8 +131,8 @@ def _fits(problem: Problem, tiling: Tiling) -> bool:
     return tiling.split_tiles(op) >= 4 and partial <= MAX_PARTIAL_NBYTES
 
 
-def cycles(problem: Problem, tiling: Tiling) -> float:
-    """Estimated time of the busiest SM, plus the reduction of the splits.
+def launch_cycles(problem: Problem, tiling: Tiling) -> float:
+    """Estimated time of the busiest SM, until all splits have their sums.
 
     The rate of arithmetic grows with the number of resident warps and with a thread's square of
     accumulators: a smaller square reads more per product.
@@ -147,7 +147,12 @@ def cycles(problem: Problem, tiling: Tiling) -> float:
     gather = 1.0 if tile.blocked else 0.85
     rate = MULTIPLIES * gather * (warps / (warps + LATENCY_WARPS)) / (0.75 + reads)
     work = busiest * tiling.split_tiles(op) * tile.m * tile.n * tile.k
-    total = work / rate + START * ceil_div(busiest, tile.resident)
+    return work / rate + START * ceil_div(busiest, tile.resident)
+
+
+def cycles(problem: Problem, tiling: Tiling) -> float:
+    """Estimated time of both launches."""
+    total, parts = launch_cycles(problem, tiling), tiling.parts(cast(Conv2d, problem.op))
     if parts > 1:
         total += SECOND_LAUNCH + 2 * parts * math.prod(problem.output) * ITEMSIZE / MEMORY_NBYTES
     return total
