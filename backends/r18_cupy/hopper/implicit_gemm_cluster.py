@@ -1,4 +1,4 @@
-"""Implicit GEMM in float32 on CUDA cores, where the blocks of a cluster divide K. NCHW.
+"""Implicit GEMM in float32 on CUDA cores with split-K across a cluster. NCHW.
 
 Where the output has too few tiles to fill a GPU: one launch, and no workspace for partial sums. See
 kernels/hopper/implicit_gemm_cluster.cu, and conv/implicit_gemm.py for tiles and packed weights.
@@ -24,9 +24,9 @@ PART_LATENCY = 300
 
 @dataclass(frozen=True)
 class ClusterTile(GatherTile):
-    """A tile whose K is divided.
+    """A tile with split-K across a cluster.
 
-    parts: the blocks of a cluster, at most 8. A part without K steps adds zeros.
+    parts: the blocks of a cluster, at most 8. One without K steps adds zeros.
     """
 
     parts: int = 1

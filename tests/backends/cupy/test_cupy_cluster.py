@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -10,10 +9,12 @@ import pytest
 
 from compiled import compiled
 from r18.graph.ops import Conv2d, Problem
+from r18_cupy.choices import with_one_tile
 from r18_cupy.conv.implicit_gemm import TILES as TWO_LAUNCH_TILES
 from r18_cupy.conv.implicit_gemm import TiledImplicitGemm, Tiling, choose_tile, cycles
 from r18_cupy.conv.sgemm import GEMM_SHAPE
 from r18_cupy.cuda.compiler import KERNELS
+from r18_cupy.cuda.h200 import MULTIPROCESSOR_NBYTES, RESERVED_NBYTES
 from r18_cupy.hopper.implicit_gemm_cluster import (
     TILES,
     ClusterTile,
@@ -32,16 +33,16 @@ def conv(n: int, c: int, o: int, size: int, window: int = 3) -> Problem:
     return Problem(op, ((n, c, size, size),))
 
 
-def shape_of(problem: Problem) -> np.void:
-    (launch,) = KERNEL.launches(problem)
-    return cast(np.void, cast(np.ndarray, launch.arguments[-1]).view(GEMM_SHAPE)[0])
-
-
 @EACH_TILE
-def test_four_blocks_with_their_sums_fit_in_a_multiprocessor(tile: ClusterTile) -> None:
+def test_four_blocks_share_a_multiprocessor(tile: ClusterTile) -> None:
+    """A block has tiles in flight and, where they were, its sums with four floats of padding."""
     found = compiled(tile.entry, "sm_90")
+    stages = tile.stages * tile.k * (tile.m + tile.n) * 4
     assert found.spill_nbytes == 0
-    assert found.registers * tile.threads * tile.resident <= 65536
+    assert max(stages, tile.m * (tile.n + 4) * 4) <= 48 * 1024  # static shared memory
+    assert tile.resident == 4
+    nbytes = max(stages, tile.m * (tile.n + 4) * 4) + RESERVED_NBYTES
+    assert tile.resident * nbytes <= MULTIPROCESSOR_NBYTES
     assert tile.parts <= 8  # the largest cluster that every device takes
 
 
@@ -64,22 +65,17 @@ def test_every_channel_of_a_tile_is_written_once(tile: ClusterTile) -> None:
 
 @pytest.mark.parametrize("c", [1, 16, 17, 48, 64, 512])
 @pytest.mark.parametrize("window", [1, 3])
-def test_parts_divide_all_steps_of_k(c: int, window: int) -> None:
-    """As `BlockTile` of sgemm.cuh computes a CTA's share; a part may have none."""
+@EACH_TILE
+def test_parts_divide_all_steps_of_k(tile: ClusterTile, c: int, window: int) -> None:
+    """As `BlockTile` of sgemm.cuh computes a block's share; with few channels a part has none."""
     problem = conv(2, c, 70, 9, window)
-    for tile in TILES:
-        kernel = type("One", (ImplicitGemmCluster,), {"tiles": (tile,)})()
-        (launch,) = kernel.launches(problem)
-        assert launch.grid[2] == tile.parts
-        gemm = cast(np.ndarray, launch.arguments[-1]).view(GEMM_SHAPE)[0]
-        steps = tile.k_tiles(cast(Conv2d, problem.op))
-        assert gemm["k_tiles"] == steps
-        begins = [part * int(gemm["split_tiles"]) for part in range(tile.parts)]
-        counts = [max(0, min(int(gemm["split_tiles"]), steps - begin)) for begin in begins]
-        assert sum(counts) == steps
-        ends = [begin + count for begin, count in zip(begins, counts, strict=True)]
-        nonempty = [(b, e) for b, e in zip(begins, ends, strict=True) if e > b]
-        assert all(end == begin for (_, end), (begin, _) in pairwise(nonempty))
+    (launch,) = with_one_tile(KERNEL, tile, tile.name).launches(problem)
+    assert launch.grid[2] == tile.parts
+    gemm = cast(np.ndarray, launch.arguments[-1]).view(GEMM_SHAPE)[0]
+    each, steps = int(gemm["split_tiles"]), -(-c // 16) * window**2
+    assert gemm["k_tiles"] == steps
+    shares = [range(part * each, min((part + 1) * each, steps)) for part in range(tile.parts)]
+    assert sorted(step for share in shares for step in share) == list(range(steps))
 
 
 def test_weights_are_packed_as_for_two_launches() -> None:
@@ -94,13 +90,13 @@ def test_weights_are_packed_as_for_two_launches() -> None:
 
 
 def test_a_launch_covers_all_outputs() -> None:
+    """3 images of 5 × 5 outputs are two tiles of 64 pixels; 70 channels are two tiles of 64."""
     problem = conv(3, 19, 70, 9)
-    tile = KERNEL.tile_for(problem)
-    (launch,) = KERNEL.launches(problem)
-    n, o, oh, ow = problem.output
-    assert launch.grid[0] == -(-o // tile.m) * -(-n * oh * ow // tile.n)
-    assert launch.block == (tile.threads, 1, 1)
-    assert shape_of(problem)["pixels"] == n * oh * ow
+    tile = next(tile for tile in TILES if (tile.m, tile.n, tile.parts) == (64, 64, 4))
+    (launch,) = with_one_tile(KERNEL, tile, tile.name).launches(problem)
+    assert launch.grid == (4, 1, 4)
+    assert launch.block == (128, 1, 1)
+    assert cast(np.ndarray, launch.arguments[-1]).view(GEMM_SHAPE)[0]["pixels"] == 75
     assert not KERNEL.scratch(problem)
 
 
@@ -112,7 +108,10 @@ def test_few_pixels_have_more_parts() -> None:
     assert parts[-1] == 2
 
 
-def test_one_launch_is_estimated_below_two_where_it_was_faster_on_an_h200() -> None:
+def test_estimates_order_it_and_implicit_gemm_as_their_times_on_an_h200() -> None:
+    """docs/performance-log.md, "float32: split-K across a cluster"."""
     for n, c, o, size in ((1, 64, 128, 56), (8, 64, 128, 56), (8, 128, 256, 28), (8, 256, 512, 14)):
         problem = conv(n, c, o, size)
         assert estimate(problem, KERNEL.tile_for(problem)) < cycles(problem, choose_tile(problem))
+    slower = conv(1, 256, 512, 14)
+    assert estimate(slower, KERNEL.tile_for(slower)) > cycles(slower, choose_tile(slower))

@@ -1,18 +1,19 @@
-// Implicit GEMM on CUDA cores, where the CTAs of a cluster divide K. NCHW, float32.
+// Implicit GEMM on CUDA cores with split-K across a cluster. NCHW, float32.
 //
 // 1. Each CTA multiplies its share of K, as conv/implicit_gemm.cu does.
-// 2. The CTAs store their sums in shared memory. Each adds those of some channels over all CTAs, in
-//    the order of the splits, then bias, residual and ReLU, and writes the outputs.
+// 2. The CTAs store their sums in shared memory. Each adds up its share of the channels over all
+//    CTAs, in the order of the splits, applies bias, residual and ReLU, and writes them.
 //
-// Compared to conv/implicit_gemm.cu with split-K there is no second launch, and partial sums do not
+// Compared to split-K in conv/implicit_gemm.cu there is no second launch, and partial sums do not
 // cross the L2.
 //
-// Constraints: sm_90; those of sgemm.cuh. TILE_BLOCKED pads C to a multiple of TILE_K.
+// Constraints: sm_90; those of sgemm.cuh; gridDim.z = TILE_PARTS, at most 8, the portable size of a
+// cluster.
 #include "common/dependent_launch.cuh"
 #include "conv/gathered_columns.cuh"
 #include "hopper/cluster.cuh"
 
-constexpr int kPitch = TILE_N + kVector;          // a warp's rows begin in different banks
+constexpr int kPitch = TILE_N + kVector;          // eight lanes store to two rows, 16 banks apart
 constexpr int kVectors = TILE_N / kVector;        // of pixels, in a row of sums
 constexpr int kRows = kThreads / kVectors;        // channels that a CTA writes at a time
 constexpr int kRounds = (TILE_M / kRows + TILE_PARTS - 1) / TILE_PARTS;
@@ -94,7 +95,8 @@ conv2d_implicit_gemm_cluster(const float* __restrict__ x, const float* __restric
     }
   }
   // No CTA may exit while others read its sums. The arrival need not order memory: each sum that was
-  // loaded has been used by a store above, so it has been read.
+  // loaded has been used above, so it has been read. NOTE: past the last pixel no store uses it, only
+  // the addition, which the compiler leaves ahead of the branch.
   __syncwarp();
   cluster_arrive_relaxed();
   cluster_wait();
