@@ -48,8 +48,8 @@ EVERY = pytest.mark.parametrize("kernel", CONTROLS, ids=lambda kernel: kernel.id
 
 
 def campaign(kernel: HostKernel, seed: int, brief: bool) -> KernelReport:
-    """A kernel's campaign; `brief` has half the corners, and `state` for one in `IN_STATE`."""
-    how = replace(BRIEF, every=2 * BRIEF.every) if brief else BRIEF
+    """A campaign; `brief` has a third of the corners, and `state` for one in `IN_STATE`."""
+    how = replace(BRIEF, every=3 * BRIEF.every) if brief else BRIEF
     return searched(BACKEND, kernel, how, seed, with_state=not (brief and seed % IN_STATE))
 
 
