@@ -151,7 +151,7 @@ def launch_cycles(problem: Problem, tiling: Tiling) -> float:
 
 
 def cycles(problem: Problem, tiling: Tiling) -> float:
-    """Estimated time of both launches."""
+    """Estimated time, with that of the second launch if there are splits to add."""
     total, parts = launch_cycles(problem, tiling), tiling.parts(cast(Conv2d, problem.op))
     if parts > 1:
         total += SECOND_LAUNCH + 2 * parts * math.prod(problem.output) * ITEMSIZE / MEMORY_NBYTES

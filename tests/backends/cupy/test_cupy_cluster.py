@@ -1,4 +1,4 @@
-"""Float32 implicit GEMM whose K a cluster divides: what the host prepares, who writes what."""
+"""Float32 implicit GEMM with split-K across a cluster: what the host prepares, who writes what."""
 
 from __future__ import annotations
 
