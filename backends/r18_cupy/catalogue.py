@@ -23,6 +23,7 @@ from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import implicit_gemm_wgmma_pin
 from r18_cupy.hopper.implicit_gemm_wgmma_stationary import implicit_gemm_wgmma_stationary_kernels
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.hopper.projection_wgmma import projection_wgmma_kernels
+from r18_cupy.hopper.winograd_cluster import winograd_cluster_kernels
 from r18_cupy.hopper.winograd_one_launch import winograd_one_launch_kernels
 from r18_cupy.integers.catalogue import integer_kernels
 from r18_cupy.integers.stem_wgmma import stem_wgmma_kernels
@@ -57,6 +58,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *grouped_mma_kernels(),
         *winograd_kernels(),
         *winograd_one_launch_kernels(),
+        *winograd_cluster_kernels(),
         *implicit_gemm_kernels(),
         *implicit_gemm_cluster_kernels(),
         *im2col_kernels(),

@@ -105,6 +105,7 @@ INSTRUCTIONS: dict[str, Rule | None] = {
     "cp.async.ca": Rule("copy", True, False),
     "cp.async.cg": Rule("copy", True, False),
     "ld.shared::cluster": Rule("copy", True, False),
+    "st.async": Rule("copy", True, False),
     "wgmma.fence": Rule("product", True, False),
     "wgmma.wait_group": Rule("product", False, True),
     # The others order nothing by themselves, or are in the middle of a sequence of products.
