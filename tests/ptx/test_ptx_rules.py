@@ -24,6 +24,7 @@ RELEASE = "barrier.cluster.arrive.release.aligned;"
 RELAXED = "barrier.cluster.arrive.relaxed.aligned;"
 CLUSTER_WAIT = "barrier.cluster.wait.acquire.aligned;"
 REMOTE = "ld.shared::cluster.v4.f32 {%f1, %f2, %f3, %f4}, [%r1];"
+SEND = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%r1], {%f1, %f2}, [%r2];"
 INIT = "mbarrier.init.shared::cta.b64 [%r1], %r2;"
 READ_X, PARAMETER = "ld.global.f32 %f1, [%rd1+4];", "ld.param.u64 %rd1, [f_param_0];"
 SUM = "add.f32 %f2, %f1, %f3;"
@@ -82,6 +83,13 @@ def found(
         ),
         ("cluster-order", (REMOTE,), (REMOTE, RELAXED, CLUSTER_WAIT)),
         ("cluster-order", (REMOTE, RELAXED), (REMOTE, RELEASE, CLUSTER_WAIT)),
+        ("cluster-order", (SEND,), (RELAXED, CLUSTER_WAIT, SEND)),
+        ("cluster-order", (RELAXED, SEND, CLUSTER_WAIT), (RELAXED, CLUSTER_WAIT, SEND)),
+        (
+            "cluster-order",
+            ("@%p1 bra $A;", RELAXED, CLUSTER_WAIT, "$A:", SEND),
+            ("@%p1 bra $A;", "$A:", TOGETHER, RELAXED, CLUSTER_WAIT, SEND),
+        ),
         ("init-fence", (INIT, BARRIER, WGMMA), (INIT, FENCE, BARRIER, WGMMA)),
         ("init-fence", (INIT, BARRIER, WGMMA), (INIT, BARRIER)),
         (

@@ -10,7 +10,8 @@ proxy only (PTX ISA, "Async proxy"), and no run of a kernel shows a violation re
 - `store-wait`:    a bulk store must be committed and waited for before its thread exits, and in
                    each loop that issues stores, since it reads shared memory until then.
 - `cluster-order`: a write to shared memory before a cluster barrier needs an arrival that releases
-                   it, and a CTA must not exit while others may read its shared memory.
+                   it, and a CTA must not exit while others may read its shared memory. Before a
+                   CTA sends to others (`st.async`), one must tell that they have started.
 - `init-fence`:    an initialised mbarrier must be fenced before a barrier publishes it.
 - `retry`:         `mbarrier.try_wait` needs a loop, since it may return before the phase completes.
 - `products-wait`: the accumulators of `wgmma.mma_async` must not be used before the group of these
@@ -56,6 +57,7 @@ def disorders(
         *_proxy_fence(function),
         *_store_wait(function),
         *_cluster_order(function),
+        *_cluster_start(function),
         *_init_fence(function),
         *_retry(function),
         *_aligned(function),
@@ -235,6 +237,23 @@ def _cluster_order(function: Function) -> Iterator[Disorder]:
         if lines:
             reported |= lines
             yield Disorder("cluster-order", function.name, (min(lines), at.line), what)
+
+
+def _cluster_start(function: Function) -> Iterator[Disorder]:
+    """Facts: "apart", as long as other CTAs may not have started."""
+
+    def step(at: Instruction, facts: frozenset[str]) -> frozenset[str]:
+        return frozenset() if at.starts("barrier.cluster.wait") else facts
+
+    reported = False
+    for at, facts in solve(function, step, frozenset({"apart"})):
+        if at.starts("st.async") and facts and not reported:
+            reported = True
+            what = (
+                "another CTA may not have started, nor have initialised its mbarrier, when this "
+                "sends to it: no cluster barrier comes before"
+            )
+            yield Disorder("cluster-order", function.name, (at.line,), what)
 
 
 def _relaxed(arrival: Instruction) -> bool:
