@@ -39,6 +39,7 @@ from r18_cupy.ops.softmax import Softmax
 from r18_cupy.stem.few_channels import few_channels_kernels
 from r18_cupy.stem.few_channels_mma import few_channels_mma_kernels
 from r18_cupy.stem.few_channels_wgmma import few_channels_wgmma_kernels
+from r18_cupy.stem.strips import MAX_SHARED_NBYTES
 
 PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
 # They differ from fp32 only in products; ops without products use float32.
@@ -84,9 +85,23 @@ def all_kernels() -> tuple[CudaKernel, ...]:
 
 def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
     """The kernels that a device of this compute capability runs; all if it is not known."""
+    if capability is None:
+        return all_kernels()
     return tuple(
-        kernel for kernel in all_kernels() if capability is None or kernel.runs_on(capability)
+        kernel
+        for kernel in all_kernels()
+        if kernel.runs_on(capability) and has_shared_memory(kernel, capability)
     )
+
+
+def has_shared_memory(kernel: CudaKernel, capability: tuple[int, int]) -> bool:
+    """Whether a block of each of the kernel's tiles fits on such a device; also where the tiles
+    alone do not decide it, since those kernels refuse problems. (CUDA C++ Programming Guide,
+    "Technical Specifications per Compute Capability".)"""
+    if capability not in ((8, 6), (8, 9)) and capability[0] != 12:
+        return True
+    sizes = [getattr(tile, "shared_nbytes", None) for tile in getattr(kernel, "tiles", ())]
+    return all(size <= MAX_SHARED_NBYTES for size in sizes if isinstance(size, int))
 
 
 def other_kernels(precision: Precision) -> tuple[CudaKernel, ...]:

@@ -84,6 +84,17 @@ def found(
         ("cluster-order", (REMOTE,), (REMOTE, RELAXED, CLUSTER_WAIT)),
         ("cluster-order", (REMOTE, RELAXED), (REMOTE, RELEASE, CLUSTER_WAIT)),
         ("cluster-order", (SEND,), (RELAXED, CLUSTER_WAIT, SEND)),
+        ("cluster-order", (CLUSTER_WAIT, SEND), (RELAXED, CLUSTER_WAIT, SEND)),
+        (
+            "cluster-order",
+            (RELAXED, INIT, FENCE, CLUSTER_WAIT, SEND),
+            (INIT, FENCE, RELAXED, CLUSTER_WAIT, SEND),
+        ),
+        (
+            "init-fence",
+            (INIT, RELAXED, CLUSTER_WAIT, SEND),
+            (INIT, FENCE, RELAXED, CLUSTER_WAIT, SEND),
+        ),
         ("cluster-order", (RELAXED, SEND, CLUSTER_WAIT), (RELAXED, CLUSTER_WAIT, SEND)),
         (
             "cluster-order",

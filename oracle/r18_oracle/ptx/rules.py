@@ -10,8 +10,9 @@ proxy only (PTX ISA, "Async proxy"), and no run of a kernel shows a violation re
 - `store-wait`:    a bulk store must be committed and waited for before its thread exits, and in
                    each loop that issues stores, since it reads shared memory until then.
 - `cluster-order`: a write to shared memory before a cluster barrier needs an arrival that releases
-                   it, and a CTA must not exit while others may read its shared memory. Before a
-                   CTA sends to others (`st.async`), one must tell that they have started.
+                   it, and a CTA must not exit while others may read its shared memory. Before an
+                   `st.async`, a cluster barrier must show that the other CTAs have started and
+                   have initialised their mbarriers.
 - `init-fence`:    an initialised mbarrier must be fenced before a barrier publishes it.
 - `retry`:         `mbarrier.try_wait` needs a loop, since it may return before the phase completes.
 - `products-wait`: the accumulators of `wgmma.mma_async` must not be used before the group of these
@@ -43,6 +44,7 @@ _SHARED_WRITES = ("st.shared", "st.shared::cta", "red.shared", "atom.shared", "s
 _BARRIERS = ("bar.sync", "barrier.sync", "bar.arrive", "barrier.cta", "bar.red")
 _PUBLISHES = (*_BARRIERS, "barrier.cluster.arrive")
 _EXITS = ("ret", "exit")
+_SEND = "st.async"  # to another CTA, whose mbarrier counts the bytes
 
 
 def disorders(
@@ -240,20 +242,29 @@ def _cluster_order(function: Function) -> Iterator[Disorder]:
 
 
 def _cluster_start(function: Function) -> Iterator[Disorder]:
-    """Facts: "apart", as long as other CTAs may not have started."""
+    """Facts, until an arrival and a wait of the cluster have followed: "apart", that other CTAs may
+    not have started, and "initialised", that an mbarrier of theirs may not be. After the arrival
+    both are "arrived"."""
 
     def step(at: Instruction, facts: frozenset[str]) -> frozenset[str]:
-        return frozenset() if at.starts("barrier.cluster.wait") else facts
+        if at.starts("mbarrier.init"):
+            return facts | {"initialised"}
+        if at.starts("barrier.cluster.arrive"):
+            return frozenset({"arrived"} if facts else ())
+        if at.starts("barrier.cluster.wait"):
+            return facts - {"arrived"}
+        return facts
 
-    reported = False
     for at, facts in solve(function, step, frozenset({"apart"})):
-        if at.starts("st.async") and facts and not reported:
-            reported = True
-            what = (
-                "another CTA may not have started, nor have initialised its mbarrier, when this "
-                "sends to it: no cluster barrier comes before"
+        if at.starts(_SEND) and facts:
+            yield Disorder(
+                "cluster-order",
+                function.name,
+                (at.line,),
+                "another CTA may not have started, or not have initialised its mbarrier, when this "
+                "sends to it: no cluster barrier comes in between",
             )
-            yield Disorder("cluster-order", function.name, (at.line,), what)
+            return
 
 
 def _relaxed(arrival: Instruction) -> bool:
@@ -294,7 +305,7 @@ def _init_fence(function: Function) -> Iterator[Disorder]:
             return frozenset()
         return facts
 
-    if not _any(_is_async, function):
+    if not _any(lambda at: _is_async(at) or at.starts(_SEND), function):
         return
     for at, facts in solve(function, step):
         if facts and at.starts(*_PUBLISHES):

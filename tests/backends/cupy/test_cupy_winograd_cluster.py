@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from compiled import compiled
+from r18.backend.tuned import read_table
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.precision import FP32
+from r18_cupy.catalogue import kernels_for
 from r18_cupy.choices import with_one_tile
 from r18_cupy.conv.winograd import FILTER_TRANSFORMS, WinogradF2x2
-from r18_cupy.cuda.compiler import KERNELS
+from r18_cupy.cuda import compiler
+from r18_cupy.cuda.compiler import KERNELS, CompileError
 from r18_cupy.cuda.h200 import SHARED_NBYTES
 from r18_cupy.hopper.winograd_cluster import (
     MULTIPLIERS,
@@ -33,6 +38,7 @@ from r18_cupy.hopper.winograd_cluster import (
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KERNEL = WinogradCluster()
+TUNED = KERNELS.parent / "tuned"
 SOURCE = (KERNELS / "hopper/winograd_cluster.cu").read_text("utf-8")
 EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 
@@ -98,6 +104,31 @@ def test_a_block_fits(tile: WinogradTile) -> None:
     assert tile.m % SIDE == tile.n % SIDE == 0
 
 
+@pytest.mark.parametrize("more", [0, 128])
+@EACH_TILE
+def test_the_launch_has_the_shared_memory_that_the_device_declares(
+    tile: WinogradTile, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f'{SOURCE}\nstatic_assert(sizeof(Shared) == {tile.shared_nbytes + more}, "shared");\n'
+    shutil.copytree(KERNELS, tmp_path / "kernels")
+    (tmp_path / "kernels/hopper/winograd_cluster.cu").write_text(text, "utf-8")
+    monkeypatch.setattr(compiler, "KERNELS", tmp_path / "kernels")
+    compiler._include_paths.cache_clear()
+    try:
+        if more:
+            with pytest.raises(CompileError, match="shared"):
+                compiler.compile_ptx.__wrapped__(tile.entry, "sm_90")
+        else:
+            assert "winograd_cluster" in compiler.compile_ptx.__wrapped__(tile.entry, "sm_90")
+    finally:
+        compiler._include_paths.cache_clear()
+
+
+def test_devices_with_less_shared_memory_do_not_have_it() -> None:
+    for capability, has in (((9, 0), True), ((10, 0), True), ((12, 0), False), ((8, 9), False)):
+        assert (KERNEL.id in [kernel.id for kernel in kernels_for(capability)]) == has
+
+
 def test_the_device_mirrors_constants_and_fields() -> None:
     assert f"PRODUCERS = {PRODUCERS}, MULTIPLIERS = 16 * POSITIONS" in SOURCE
     assert f"SIDE = {SIDE};" in SOURCE
@@ -154,19 +185,24 @@ def test_parts_divide_all_steps(tile: WinogradTile, c: int) -> None:
 
 @EACH_TILE
 def test_every_tile_is_sent_to_one_part_and_added_up_once(tile: WinogradTile) -> None:
-    """`SHARE`, and the rounds in which threads add up a share."""
-    assert "SHARE = (TILE_M * TILE_N + TILE_PARTS - 1) / TILE_PARTS" in SOURCE
-    total = tile.m * tile.n
+    """As `send_outputs` computes who sends what where, and the CTA that adds it up its bytes."""
+    assert "const int channel = i * BACK_ROWS + row;" in SOURCE
+    assert "index = channel * TILE_N + lane, part = index / SHARE;" in SOURCE
+    assert "begin = blockIdx.z * SHARE, end = min(begin + SHARE, TILE_M * TILE_N)" in SOURCE
+    lanes = 16 if tile.n <= 16 else 32
+    rows, total = THREADS // lanes, tile.m * tile.n
     share = -(-total // tile.parts)
-    rounds = -(-share // THREADS)
-    added = [
-        part * share + i * THREADS + thread
-        for part in range(tile.parts)
-        for i in range(rounds)
-        for thread in range(THREADS)
-        if part * share + i * THREADS + thread < min((part + 1) * share, total)
+    sent = [
+        divmod(channel * tile.n + lane, share)
+        for lane in range(tile.n)
+        for row in range(rows)
+        for channel in range(row, tile.m, rows)
     ]
-    assert added == list(range(total))
+    assert len(sent) == len(set(sent)) == total
+    for part in range(tile.parts):
+        begin, end = part * share, min((part + 1) * share, total)
+        assert sorted(place for other, place in sent if other == part) == list(range(end - begin))
+        assert 0 <= (end - begin) * tile.parts * 16 < 2**20  # an mbarrier's count of bytes
 
 
 def test_a_launch_covers_all_outputs() -> None:
@@ -185,13 +221,16 @@ def test_a_launch_covers_all_outputs() -> None:
 # -- the choice ------------------------------------------------------------------------------------
 
 
-def test_each_layer_of_resnet18_has_the_tile_that_is_fastest_on_an_h200() -> None:
-    """docs/performance-log.md, "float32: Winograd divided over a cluster"."""
-    names = [
-        KERNEL.tile_for(conv((1, c, size, size), c)).name
-        for c, size in ((64, 56), (128, 28), (256, 14), (512, 7))
-    ]
-    assert names == ["m32n28k8p2", "m32n28k8p4", "m40n28k8p8", "m40n16k8p8"]
+def test_each_layer_of_resnet18_has_the_tile_of_the_tuning_table() -> None:
+    """In the table a variant, or the kernel itself where its own choice is the fastest."""
+    table = read_table(TUNED / "nvidia-h200.json")
+    for c, size in ((64, 56), (128, 28), (256, 14), (512, 7)):
+        op = Conv2d(c, c, (3, 3), (1, 1), (1, 1), bias=True, relu=True)
+        problem = Problem(op, ((1, c, size, size),))
+        timing = table.timing(problem, "fp32")
+        assert timing is not None
+        own = f"{KERNEL.id}/{KERNEL.tile_for(problem).name}"
+        assert timing.kernel in (KERNEL.id, own)
 
 
 def test_it_refuses_other_windows_and_strides() -> None:
@@ -200,8 +239,11 @@ def test_it_refuses_other_windows_and_strides() -> None:
     assert KERNEL.refusal(conv((1, 8, 9, 9), 8)) is None
 
 
-def test_extra_problems_fill_the_stages_again() -> None:
+@EACH_TILE
+def test_extra_problems_fill_the_stages_again_and_leave_parts_empty(tile: WinogradTile) -> None:
     """A part with twice as many steps as stages waits for multipliers in both parities."""
-    for tile in TILES:
-        most = max(int(divide(p, tile)[0]["part_steps"]) for p in KERNEL.extra_problems)
-        assert most > 2 * tile.stages
+    divided = [divide(problem, tile)[0] for problem in KERNEL.extra_problems]
+    assert max(int(parts["part_steps"]) for parts in divided) > 2 * tile.stages
+    assert any(int(parts["steps"]) % int(parts["part_steps"]) for parts in divided)
+    if tile.parts > 2:
+        assert any(int(p["steps"]) <= (tile.parts - 1) * int(p["part_steps"]) for p in divided)

@@ -1,5 +1,5 @@
-// Winograd F(2×2, 3×3) in one launch for small batches: a cluster divides the input channels. NCHW,
-// float32.
+// Winograd F(2×2, 3×3) in one launch for small batches, with split-K across a cluster: its CTAs
+// divide the input channels. NCHW, float32.
 //
 // A CTA computes TILE_M output channels of TILE_N output tiles over its part of the input channels,
 // TILE_K at a time. The sums of all 16 positions stay in registers.
@@ -10,19 +10,20 @@
 // 3. The sums go to shared memory, where the positions meet. A thread transforms one tile of one
 //    channel back, and sends it to the CTA that adds up this tile.
 // 4. Each CTA adds up its share of the tiles over the parts, in their order, applies bias, residual
-//    and ReLU, and writes them. It loaded the residual before the first product.
+//    and ReLU, and writes them. Multipliers have loaded the residual before the first product,
+//    producers after their last tile.
 //
 // Compared to conv/winograd_*.cu there is one launch instead of three, and neither transformed tiles
 // nor products cross the L2. But each block of TILE_M channels transforms the tiles again.
 //
-// The issue of instructions is the limit: 3/4 of them are products. Two warps of multipliers and one
-// of producers share each of an SM's schedulers.
+// In the main loop three of four issue slots are used, and three of four instructions are products.
+// Two warps of multipliers and one of producers share each of an SM's schedulers.
 //
-// NOTE: no `launch_dependents`. Next to itself this kernel became faster by it, but in a network the
-// next launch's CTAs crowd onto the SMs that have none of this one's.
+// NOTE: no `launch_dependents`. Launched again and again, this kernel is faster with it, but in a
+// network the next launch's CTAs crowd onto the SMs that have none of this one's.
 //
-// Constraints: sm_90; stride 1, windows of 3×3; gridDim.z = TILE_PARTS, at most 8, the portable size
-// of a cluster.
+// Constraints: sm_90 and later with 162 KiB of shared memory for a block, so not sm_120; stride 1,
+// windows of 3×3; gridDim.z = TILE_PARTS, at most 8, the portable size of a cluster.
 #include "common/cp_async.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/fast_divide.cuh"
@@ -40,8 +41,10 @@ constexpr int LANE_CHANNELS = TILE_M / SIDE, LANE_TILES = TILE_N / SIDE;
 
 // Threads along the tiles, where tiles are transformed; the others are along the channels.
 constexpr int TILE_LANES = TILE_N <= 16 ? 16 : 32;
-constexpr int ROWS = PRODUCERS / TILE_LANES, ITEMS = TILE_K / ROWS;  // channels; tiles of a thread
-constexpr int BACK_ROWS = THREADS / TILE_LANES;                      // channels, all threads
+// Channels that producers transform at a time, tiles of each in a step, and channels that all threads
+// transform back at a time.
+constexpr int ROWS = PRODUCERS / TILE_LANES, ITEMS = TILE_K / ROWS;
+constexpr int BACK_ROWS = THREADS / TILE_LANES;
 static_assert(TILE_M % SIDE == 0 && TILE_N % SIDE == 0, "lanes have equal shares");
 static_assert(TILE_N <= TILE_LANES && TILE_K % ROWS == 0, "producers have whole steps");
 static_assert(TILE_PARTS <= 8, "clusters of a portable size");
@@ -61,7 +64,7 @@ __device__ __forceinline__ void copy_vector(float* to, const float* from) {
 
 // A row of shared memory with COUNT values for each of SIDE lanes: element e of the row is value
 // e / SIDE of lane e % SIDE. The lanes' first four values come first, side by side, then the next
-// four. What is left is one vector for each lane, padded from three to four.
+// four. The last COUNT % 4 values are one vector of each lane; three are padded to four.
 template <int COUNT>
 struct Row {
   static constexpr int WHOLE = COUNT / 4 * 4, REST = COUNT % 4 == 3 ? 4 : COUNT % 4;
