@@ -245,7 +245,7 @@ FAULTS = (
     _numbers(
         "bias_scaled",
         "scales the bias too",
-        "exact",
+        "exact bound",
         scaled.classifier(scale_bias=True),
     ),
 )

@@ -295,7 +295,12 @@ def _stem_fault(name: str, wrong: str, run: HostFunction, checks: str) -> Fault:
 FAULTS = (
     _conv_fault("cut", "rounds towards zero", conv(store=_cut), "impulse bound"),
     _conv_fault("ties_away", "rounds ties away from zero", conv(store=_away)),
-    _conv_fault("overflowing", "stores NaN beyond 464", conv(store=_overflowing), "bound edges"),
+    _conv_fault(
+        "overflowing",
+        "stores NaN beyond 464",
+        conv(store=_overflowing),
+        "impulse bound edges",
+    ),
     _conv_fault("to_240", "saturates at 240", conv(store=_to_240), "impulse bound"),
     _conv_fault("flushed", "stores no subnormals", conv(store=_flushed), "bound edges"),
     _conv_fault("relu_first", "clamps before the residual", conv(finish=_relu_first)),

@@ -35,8 +35,8 @@ from r18_oracle.generate.problems import schedule_problems
 
 KERNELS = all_kernels()
 ENTRIES = entries()
-SAMPLED = 16
-"""One of every sixteen recorded functions is compiled again."""
+SAMPLED = 32
+"""One of every thirty-two recorded functions is compiled again."""
 SPILLED = {
     (
         "conv2d_implicit_gemm-TILE_M=64-TILE_N=128-TILE_K=8-TILE_TM=8-TILE_TN=8-TILE_STAGES=3-"
