@@ -30,8 +30,8 @@ THREADS = PRODUCERS + MULTIPLIERS
 SIDE = 4  # lanes of half a warp along the channels, and along the tiles
 PRODUCTS = 128  # of a multiprocessor per cycle
 
-# Blocks that run at once in larger clusters: a cluster lies within one GPC, and some GPCs have fewer
-# multiprocessors.
+# Blocks that run at once in larger clusters: a cluster lies within one GPC, and some GPCs have
+# fewer multiprocessors.
 CLUSTERED = 112
 
 # Mirrors `WinogradParts` in kernels/hopper/winograd_cluster.cu.

@@ -35,9 +35,10 @@ def ptxcheck(
     function that the network launches. It reports where shared memory goes from ordinary stores to
     TMA or wgmma without a proxy fence, a bulk store is not waited for, a cluster barrier does not
     release what was written, a divided warp may reach it or an st.async may come before it, an
-    mbarrier is published before its fence, a try_wait is not repeated, an accumulator of wgmma is used before its products are
-    waited for or is not fenced after other uses, operands are released while products may read
-    them, or a launch that overlaps the previous one reads or writes before it waits.
+    mbarrier is published before its fence, a try_wait is not repeated, an accumulator of wgmma is
+    used before its products are waited for or is not fenced after other uses, operands are released
+    while products may read them, or a launch that overlaps the previous one reads or writes before
+    it waits.
 
     A violation that a list accepts with a reason is only counted; --json prints it.
 
