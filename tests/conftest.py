@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,19 @@ def _stay() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def kernel_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the CUDA kernels, to be edited, from which entries are compiled."""
+    from r18_cupy.cuda import compiler
+
+    folder = tmp_path / "kernels"
+    shutil.copytree(compiler.KERNELS, folder)
+    monkeypatch.setattr(compiler, "KERNELS", folder)
+    compiler._include_paths.cache_clear()
+    yield folder
+    compiler._include_paths.cache_clear()
 
 
 @pytest.fixture(scope="session")

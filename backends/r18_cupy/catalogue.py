@@ -95,9 +95,10 @@ def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
 
 
 def has_shared_memory(kernel: CudaKernel, capability: tuple[int, int]) -> bool:
-    """Whether a block of each of the kernel's tiles fits on such a device; also where the tiles
-    alone do not decide it, since those kernels refuse problems. (CUDA C++ Programming Guide,
-    "Technical Specifications per Compute Capability".)"""
+    """Whether such a device has the shared memory that a block of each tile needs (CUDA C++
+    Programming Guide, "Technical Specifications per Compute Capability"). True as well if the need
+    depends on the problem: those kernels refuse what does not fit.
+    """
     if capability not in ((8, 6), (8, 9)) and capability[0] != 12:
         return True
     sizes = [getattr(tile, "shared_nbytes", None) for tile in getattr(kernel, "tiles", ())]

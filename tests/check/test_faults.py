@@ -43,6 +43,9 @@ SMALL = 3000
 """The largest number of elements of a shrunk problem, weights included."""
 DEEP = {"fault/qconv2d/offset_weights/int8", "fault/qgap/float32_sum/int8"}
 """Faults that show only in the longest sums, of nearly `MOST_DEPTH` numbers."""
+BY_THREE_CHECKS = {"fault/sconv2d/overflowing/fp8"}
+"""Faults that more than two checks are meant to catch: NaN instead of the largest number shows
+wherever an output is large."""
 BEYOND_A_LIMIT = 100_000
 """The same for a fault whose problem must exceed the limit of a workspace."""
 KEEPING = {kernel.id for kernel in (*state.TWINS, *memory.TWINS)}
@@ -149,4 +152,6 @@ def test_there_are_faults_enough_and_for_every_check() -> None:
     assert {fault.kernel.op for fault in FAULTS} == {twin.op for twin in TWINS}
     caught_by = {check for planted in (*FAULTS, *CHEATS) for check in planted.checks}
     assert caught_by == set(CHECKS)
+    by_many = {planted.kernel.id for planted in (*FAULTS, *CHEATS) if len(planted.checks) > 2}
+    assert by_many == BY_THREE_CHECKS
     assert all(1 <= len(planted.checks) <= 3 for planted in (*FAULTS, *CHEATS))

@@ -30,8 +30,8 @@ THREADS = PRODUCERS + MULTIPLIERS
 SIDE = 4  # lanes of half a warp along the channels, and along the tiles
 PRODUCTS = 128  # of a multiprocessor per cycle
 
-# Blocks that run at once in larger clusters: a cluster lies within one GPC, and some GPCs have
-# fewer multiprocessors.
+# How many blocks run at once if clusters have four or more: all blocks of a cluster are in one GPC,
+# and GPCs differ in their number of multiprocessors.
 CLUSTERED = 112
 
 # Mirrors `WinogradParts` in kernels/hopper/winograd_cluster.cu.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -160,17 +158,6 @@ def broken_rules(function: DeviceFunction, ptx: str) -> set[str]:
     return {one.rule for one in violations(function, ptx)}
 
 
-@pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the kernels, from which entries are compiled."""
-    folder = tmp_path / "kernels"
-    shutil.copytree(compiler.KERNELS, folder)
-    monkeypatch.setattr(compiler, "KERNELS", folder)
-    compiler._include_paths.cache_clear()
-    yield folder
-    compiler._include_paths.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("source", "macro"), [*((source, "") for source in SOURCES), (INTEGERS, FLOATS)]
 )
@@ -183,21 +170,21 @@ def test_no_order_is_missing(source: str, macro: str) -> None:
 
 @pytest.mark.parametrize(("rule", "source", "macro", "file", "old", "new"), PLANTED)
 def test_a_planted_disorder_is_seen(
-    rule: str, source: str, macro: str, file: str, old: str, new: str, sources: Path
+    rule: str, source: str, macro: str, file: str, old: str, new: str, kernel_sources: Path
 ) -> None:
     entry, function = launched(source, macro)
     assert broken_rules(function, function.ptx) == set()
-    path = sources / file
+    path = kernel_sources / file
     text = path.read_text("utf-8")
     assert f"\n{old}" in text, f"{file} has no such line: {old}"
     path.write_text(text.replace(f"\n{old}", f"\n{new}"), "utf-8")
     assert rule in broken_rules(function, compiler.compile_ptx.__wrapped__(entry, TARGET))
 
 
-def test_another_kind_of_violation_is_not_accepted(sources: Path) -> None:
+def test_another_kind_of_violation_is_not_accepted(kernel_sources: Path) -> None:
     """A new violation at the place of an accepted one, of the same rule, is still reported."""
     entry, function = launched(INTEGERS, FLOATS)
-    path = sources / STAGED
+    path = kernel_sources / STAGED
     path.write_text(path.read_text("utf-8").replace(FENCED, ""), "utf-8")
     found = violations(function, compiler.compile_ptx.__wrapped__(entry, TARGET))
     assert [one.message for one in found] == [

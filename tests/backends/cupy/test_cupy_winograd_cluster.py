@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +16,7 @@ from r18.graph.precision import FP32
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.choices import with_one_tile
 from r18_cupy.conv.winograd import FILTER_TRANSFORMS, WinogradF2x2
-from r18_cupy.cuda import compiler
-from r18_cupy.cuda.compiler import KERNELS, CompileError
+from r18_cupy.cuda.compiler import KERNELS, CompileError, compile_ptx
 from r18_cupy.cuda.h200 import SHARED_NBYTES
 from r18_cupy.hopper.winograd_cluster import (
     MULTIPLIERS,
@@ -52,7 +50,7 @@ def conv(shape: tuple[int, int, int, int], o: int, padding: tuple[int, int] = (1
 
 @pytest.mark.parametrize("values", range(1, 17))
 def test_a_lane_reads_its_values_as_aligned_vectors(values: int) -> None:
-    """`Row::load`: vectors of four, then one of what is left, of one, two or four floats."""
+    """`Row::load`: vectors of four, and a last one of one, two or four floats."""
     places = row_places(values)
     assert len(set(places)) == SIDE * values
     assert max(places) < row_floats(values)
@@ -107,21 +105,15 @@ def test_a_block_fits(tile: WinogradTile) -> None:
 @pytest.mark.parametrize("more", [0, 128])
 @EACH_TILE
 def test_the_launch_has_the_shared_memory_that_the_device_declares(
-    tile: WinogradTile, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tile: WinogradTile, more: int, kernel_sources: Path
 ) -> None:
     text = f'{SOURCE}\nstatic_assert(sizeof(Shared) == {tile.shared_nbytes + more}, "shared");\n'
-    shutil.copytree(KERNELS, tmp_path / "kernels")
-    (tmp_path / "kernels/hopper/winograd_cluster.cu").write_text(text, "utf-8")
-    monkeypatch.setattr(compiler, "KERNELS", tmp_path / "kernels")
-    compiler._include_paths.cache_clear()
-    try:
-        if more:
-            with pytest.raises(CompileError, match="shared"):
-                compiler.compile_ptx.__wrapped__(tile.entry, "sm_90")
-        else:
-            assert "winograd_cluster" in compiler.compile_ptx.__wrapped__(tile.entry, "sm_90")
-    finally:
-        compiler._include_paths.cache_clear()
+    (kernel_sources / "hopper/winograd_cluster.cu").write_text(text, "utf-8")
+    if more:
+        with pytest.raises(CompileError, match="shared"):
+            compile_ptx.__wrapped__(tile.entry, "sm_90")
+    else:
+        assert "winograd_cluster" in compile_ptx.__wrapped__(tile.entry, "sm_90")
 
 
 def test_devices_with_less_shared_memory_do_not_have_it() -> None:

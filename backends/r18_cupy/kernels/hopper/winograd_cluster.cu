@@ -207,7 +207,7 @@ __device__ __forceinline__ void transform_rows(const float (&half)[EXTENT][EXTEN
   }
 }
 
-// Requests a step's filters, the part's first of which are at `filters`. One thread.
+// Requests a step's filters. One thread. `filters`: those of the part's first step.
 __device__ __forceinline__ void request_filters(Shared& shared, const float* filters, int step) {
   const unsigned full = shared_address(&shared.full[step % TILE_STAGES]);
   mbarrier_arrive_expect_tx(full, FILTER_BYTES);
