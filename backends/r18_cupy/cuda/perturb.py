@@ -123,6 +123,7 @@ INSTRUCTIONS: dict[str, Rule | None] = {
     "mma.sync": None,
     "dp4a": None,
     "mapa": None,
+    "elect": None,
     "mov": None,
     "cvt": None,
     "max.": None,

@@ -88,20 +88,19 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
   const ResidualRing<RESIDUALS> ring(residuals, pipeline.end());
   const Mbarriers<TURNS> turn{ring.read.end(), CONSUMERS / 32};  // may multiply
   const Mbarriers<PASSINGS> passing{turn.end(), CONSUMERS};
-  const int warpgroup = threadIdx.x / CONSUMERS;
+  const int warpgroup = warpgroup_index();
   const Share share;
 
   begin_block(pipeline, ring, turn, passing);
 
   if (warpgroup == TURNS) {
     release_registers<FEW_REGISTERS>();
-    if (threadIdx.x == TURNS * CONSUMERS) {
+    const int warp = threadIdx.x / 32 - TURNS * CONSUMERS / 32;
+    if (warp == 0 && elect_one()) {
       prefetch_tensor_map(x);
-      wait_for_previous_launch();
       load_patches(pipeline, stages, x, p, shape, share, TILE_GROUPS_K);
-    } else if (threadIdx.x == TURNS * CONSUMERS + 32 && shape.has_residual) {
+    } else if (warp == 1 && shape.has_residual && elect_one()) {
       prefetch_tensor_map(residual);
-      wait_for_previous_launch();
       ring.load(residual, shape, share);
     }
     return;
@@ -122,6 +121,8 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
   int turns = 0;  // that the warpgroup has had
   for (int index = first; index < shape.tiles; index += apart, ++turns) {
     Accumulator sums;
+    PixelTile at;
+    if (storing) at = pixel_tile_at(index, shape), at.settle();
     const int used = turns * TURNS + warpgroup, stage = used % TILE_STAGES;
     mbarrier_wait(pipeline.full(stage), used / TILE_STAGES & 1);
     // Warpgroup 0 has the first turn from the start.
@@ -156,7 +157,7 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
     warpgroup_barrier(warpgroup);
     if (storing) {
       if (turns == 0) wait_for_previous_launch();
-      store_outputs(out, set, share.channel0, pixel_tile_at(index, shape), p);
+      store_outputs(out, set, share.channel0, at, p);
     }
     __syncwarp();
   }

@@ -13,6 +13,7 @@
 // hopper/implicit_gemm_wgmma_stationary.py).
 #pragma once
 #include "hopper/products.cuh"
+#include "hopper/uniform.cuh"
 #include "hopper/wgmma_stationary.cuh"
 
 constexpr int WINDOW = 3, POSITIONS = WINDOW * WINDOW;
@@ -39,6 +40,11 @@ struct StationaryShape {
 // A tile's first row, first column, and image.
 struct PixelTile {
   int line0, column0, image;
+
+  // Computes them here and not where they are first needed.
+  __device__ __forceinline__ void settle() {
+    asm volatile("" : "+r"(line0), "+r"(column0), "+r"(image));
+  }
 };
 
 __device__ __forceinline__ PixelTile pixel_tile_at(unsigned index, const StationaryShape& shape) {
@@ -124,16 +130,19 @@ struct StationaryWeights {
 
 // -- copies ---------------------------------------------------------------------------------------
 
-// The producer thread: loads the patches of all tiles of the CTA, `chunks` of 128 bytes of channels
-// of each, as far ahead as the stages reach.
+// A producer thread: loads the patches of all tiles of the CTA, `chunks` of 128 bytes of channels of
+// each, as far ahead as the stages reach. A tile is found before it is needed, the first before the
+// previous launch has ended: divisions take a thread hundreds of cycles.
 __device__ __forceinline__ void load_patches(const Pipeline& pipeline, unsigned stages,
                                              const TensorMap& x, const ConvShape& p,
                                              const StationaryShape& shape, const Share& share,
                                              int chunks) {
   PipelineState state;
   int used = 0;  // stages
+  PixelTile at = pixel_tile_at(share.first, shape);
+  at.settle();
+  wait_for_previous_launch();
   for (int index = share.first; index < shape.tiles; index += share.apart) {
-    const PixelTile at = pixel_tile_at(index, shape);
     for (int chunk = 0; chunk < chunks; ++chunk, state.advance(TILE_STAGES)) {
       const unsigned full = pipeline.full(state.stage);
       if (used++ >= TILE_STAGES) mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
@@ -141,6 +150,7 @@ __device__ __forceinline__ void load_patches(const Pipeline& pipeline, unsigned 
       tma_load_patch(stages + state.stage * STAGE_BYTES, x, full, chunk * TILE_K,
                      at.column0 - p.pw, at.line0 - p.ph, at.image);
     }
+    at = pixel_tile_at(index + share.apart, shape);
   }
 }
 
@@ -228,8 +238,10 @@ struct ResidualRing {
   __device__ __forceinline__ void load(const TensorMap& residual, const StationaryShape& shape,
                                        const Share& share) const {
     int nth = 0;
+    PixelTile at = pixel_tile_at(share.first, shape);
+    at.settle();
+    wait_for_previous_launch();
     for (int index = share.first; index < shape.tiles; index += share.apart, ++nth) {
-      const PixelTile at = pixel_tile_at(index, shape);
       const int place = nth % COUNT;
       if (nth >= COUNT) mbarrier_wait(read.of(place), nth / COUNT - 1 & 1);
       mbarrier_arrive_expect_tx(full.of(place), SET_BYTES);
@@ -237,6 +249,7 @@ struct ResidualRing {
         tma_load_patch(sets + place * SET_BYTES + slab * SLAB_BYTES, residual, full.of(place),
                        share.channel0 + slab * SLAB_CHANNELS, at.column0, at.line0, at.image);
       }
+      at = pixel_tile_at(index + share.apart, shape);
     }
   }
 
