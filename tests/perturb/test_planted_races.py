@@ -25,6 +25,7 @@ SECONDS = 120
 """The seconds in which a race has to show."""
 CALM_SECONDS = 30
 """The seconds of a run without a race, which need not reach every problem."""
+BYTES = "cupy/qconv2d/implicit_gemm_wgmma/int8/nhwc"
 GATHER, STREAM = "implicit_gemm_wgmma/fp16/nhwc", "implicit_gemm_wgmma_stream/fp16/nhwc"
 PROGRAM = "program/fp16"
 
@@ -73,9 +74,15 @@ RACES = (
         (("  wait_for_previous_launch();\n", ""),),
     ),
     Race(
-        "a CTA exits while others of its cluster read its accumulators",
+        "sums are added up before those of other CTAs have arrived",
         f"cupy/conv2d/{GATHER}",
         "kernels/hopper/cluster_split_k.cuh",
+        (("  arrivals.wait();\n", ""),),
+    ),
+    Race(
+        "a CTA exits while others of its cluster read its accumulators",
+        BYTES,
+        "kernels/bytes/hopper/cluster_split_k.cuh",
         (("  __syncwarp();\n  cluster_arrive_relaxed();\n  cluster_wait();\n", ""),),
     ),
     Race(

@@ -83,8 +83,8 @@ def _divided_tiles(k: int) -> tuple[WgmmaTile, ...]:
     delivers.
     """
     return (
-        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1, parts=4),
-        WgmmaTile(128, 112, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=4),
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=5, blocks=1, parts=4),
+        WgmmaTile(128, 112, k, groups_m=2, groups_n=1, stages=5, blocks=1, parts=4),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=2),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=8),
     )
@@ -92,7 +92,7 @@ def _divided_tiles(k: int) -> tuple[WgmmaTile, ...]:
 
 def _flat_tile(k: int) -> WgmmaTile:
     """For 8 images of 7×7: twice 208 pixels covers their 392."""
-    return WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6)
+    return WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=5, blocks=1, parts=6)
 
 
 def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:

@@ -66,8 +66,19 @@ class WgmmaTile(TileConfig):
         return (self.m + self.n) * ROW_BYTES
 
     @property
+    def received_nbytes(self) -> int:
+        """Bytes of the sums that a block receives from the others of its cluster, each of which
+        sends a block of eight pixels for every `parts`th (kernels/hopper/cluster_split_k.cuh).
+        """
+        if self.parts == 1:
+            return 0
+        blocks = ceil_div(self.n // self.groups_n // 8, self.parts)
+        return (self.parts - 1) * blocks * self.threads * 16 + BARRIER_NBYTES
+
+    @property
     def shared_nbytes(self) -> int:
-        return self.stages * (self.stage_nbytes + BARRIER_NBYTES) + ALIGNMENT
+        stages = self.stages * (self.stage_nbytes + BARRIER_NBYTES)
+        return stages + self.received_nbytes + ALIGNMENT
 
     @property
     def name(self) -> str:

@@ -25,6 +25,8 @@ from r18_oracle.search.campaign import network_problems
 
 TARGET = "sm_90a"
 GATHER, SPLIT_K = "hopper/implicit_gemm_wgmma", "hopper/cluster_split_k.cuh"
+BYTES = "integers/hopper/implicit_gemm_wgmma"
+BYTES_SPLIT_K = "bytes/hopper/cluster_split_k.cuh"
 KERNEL, HALO = "hopper/gather_kernel.cuh", "hopper/implicit_gemm_wgmma_halo"
 ARRIVE, RELAXED = "cluster_arrive();\n", "cluster_arrive_relaxed();\n"
 ONE, FIRST = "if (threadIdx.x == 0)", "if (index == blockIdx.x)"
@@ -38,7 +40,9 @@ STAGED = "bytes/hopper/stem_kernel.cuh"
 FENCED = f"        {FENCE[:-1]}  // wgmma reads them\n"
 POOLED, QHALO = "ops/gap_linear", "integers/hopper/implicit_gemm_wgmma_halo"
 TOGETHER, ALL = "  __syncwarp();\n", "    wgmma_wait<0>();\n"
+STARTED = "  cluster_wait();  // all CTAs have initialised their mbarriers\n"
 STORED = "which may still read the memory of `out`"
+SETTLED = "  at.settle();\n  "
 RELEASE = "    if (lane == 0) mbarrier_arrive(empty(turn));\n"
 
 
@@ -53,9 +57,11 @@ PLANTED = [
     ("store-wait", GATHER, "", KERNEL, "      tma_store_commit();\n", ""),
     ("launch-wait", GATHER, "", KERNEL, f"      {WAIT}", ""),
     ("launch-wait", GATHER, "", "hopper/gather.cuh", f"  {WAIT}", ""),
-    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, f"  {ARRIVE}", f"  {RELAXED}"),
-    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, f"  {RELAXED}  cluster_wait();\n", ""),
-    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, "  __syncwarp();\n  cluster_wait();\n", ""),
+    ("launch-wait", GATHER, "TILE_PARTS=8", SPLIT_K, f"  {WAIT}", ""),
+    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, f"{TOGETHER}{STARTED}", ""),
+    ("cluster-order", BYTES, "TILE_PARTS=8", BYTES_SPLIT_K, f"  {ARRIVE}", f"  {RELAXED}"),
+    ("cluster-order", BYTES, "TILE_PARTS=8", BYTES_SPLIT_K, f"  {RELAXED}  cluster_wait();\n", ""),
+    ("cluster-order", BYTES, "TILE_PARTS=8", BYTES_SPLIT_K, f"{TOGETHER}  cluster_wait();\n", ""),
     (
         "cluster-order",
         "hopper/winograd_cluster",
@@ -83,7 +89,8 @@ PLANTED = [
     ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
     ("proxy-fence", STATIONARY, "TILE_GROUPS_K=1", f"{STATIONARY}.cu", f"    {FENCE}", ""),
     ("store-wait", STATIONARY, "", f"{STATIONARY}.cu", LAST, ""),
-    ("launch-wait", STATIONARY, "", f"{STATIONARY}.cu", f"      {WAIT}", ""),
+    ("launch-wait", STATIONARY, "", "hopper/stationary.cuh", f"{SETTLED}{WAIT}", ""),
+    ("launch-wait", STATIONARY, "", "hopper/stationary.cuh", f"    {WAIT}", ""),
     ("launch-wait", STATIONARY, "", f"{STATIONARY}.cu", f"      if (turns == 0) {WAIT}", ""),
     ("products-fence", STATIONARY, "", "hopper/stationary.cuh", "    wgmma_fence();\n", ""),
     ("products-wait", STATIONARY, "", "hopper/stationary.cuh", "    wgmma_wait<0>();\n", ""),
@@ -95,7 +102,7 @@ PLANTED = [
     ("init-fence", STEM, "", f"{STEM}.cu", "    mbarrier_init_fence();\n", ""),
     ("proxy-fence", INTEGERS, FLOATS, STAGED, FENCED, ""),
     ("launch-wait", "ops/gap", "", "ops/gap.cu", f"  {WAIT}", ""),
-    ("aligned", GATHER, "TILE_PARTS=8", SPLIT_K, *swapped(TOGETHER, f"  {RELAXED}")),
+    ("aligned", GATHER, "TILE_PARTS=8", SPLIT_K, *swapped(TOGETHER, STARTED)),
     ("aligned", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", *swapped(TOGETHER, f"  {ARRIVE}")),
     ("products-fence", STEM, "", f"{STEM}.cu", "  wgmma_fence();\n", ""),
     ("products-fence", QHALO, "", f"{QHALO}.cu", "        wgmma_fence();\n", ""),

@@ -1,93 +1,92 @@
 // Split-K within a cluster: each CTA accumulates its share of K, then the cluster adds them.
-// 1. Every CTA stores its accumulators to its own shared memory, where the stages were.
-// 2. Each CTA reads a share of the tile's pixels from the shared memory of all CTAs, adds them in
-//    the order of the splits, applies the epilogue and writes the outputs. Bias and residual are
-//    loaded while the CTAs wait for each other.
+// 1. Every CTA sends its accumulators, straight from registers, to the CTAs that add them up. Those
+//    that it adds up itself it keeps.
+// 2. Each CTA adds to its own what the others have sent, in their order, applies the epilogue and
+//    writes the outputs. Bias and residual have been loaded by then.
 //
-// The including file defines TILE_*, STAGE_BYTES and a `WarpgroupTile` with
-// store_accumulators(tile), which writes [TILE_N pixels][PITCH].
+// A block is four accumulators of each thread, which `wgmma` computes from eight rows of B. A CTA adds
+// up some blocks of all warpgroups, and the thread that adds up a sum is the one that has it in
+// every CTA.
+//
+// Included by gather_kernel.cuh, before which `WarpgroupTile` is defined. Of its members:
+// - BLOCKS: blocks of a warpgroup; accumulators.main[4 * i] is the first sum of block i.
+// - Outputs: a thread's outputs of a block. load(tile, p, pixel0, channel0, block, bias, residual)
+//   loads what is added to the sums; write(p, sums, out) finishes and writes them.
+// - LOADS_EARLY: whether there are registers to load that before the first product.
 #pragma once
-#include "hopper/cluster.cuh"
-#include "common/vector.cuh"
+#include "hopper/cluster_send.cuh"
 #include "hopper/pipeline.cuh"
 
-// Channels per thread and access, for every storage type. Wider chunks would serialise more loads.
-constexpr int CHUNK = 4;
-// Four channels of padding spread a warp's accumulators, 8 channels of every second pixel, over all
-// 32 banks.
-constexpr int PITCH = TILE_M + 4;
-constexpr int CHUNKS = TILE_M / CHUNK;                         // chunks per pixel
-constexpr int ROWS_OUT = CONSUMERS / CHUNKS;                   // pixels per iteration
-constexpr int SHARE = (TILE_N + TILE_PARTS - 1) / TILE_PARTS;  // pixels that a CTA writes
-constexpr int ITERATIONS = (SHARE + ROWS_OUT - 1) / ROWS_OUT;     
+constexpr int BLOCKS = WarpgroupTile::BLOCKS;
+// Blocks of a warpgroup that a CTA adds up; the last CTAs may have fewer, or none.
+constexpr int OWN_BLOCKS = (BLOCKS + TILE_PARTS - 1) / TILE_PARTS;
+constexpr int BLOCK_BYTES = CONSUMERS * sizeof(float4);  // [thread], of all warpgroups
+constexpr int SENT_BYTES = OWN_BLOCKS * BLOCK_BYTES;     // by one CTA to another, at most
 
-static_assert(TILE_N * PITCH * sizeof(float) <= TILE_STAGES * STAGE_BYTES,
-              "the accumulators reuse the memory of the stages");
-static_assert(CONSUMERS % CHUNKS == 0, "a thread writes the same channels of each pixel");
+static_assert(TILE_PARTS <= 8, "clusters of a portable size");
 
-using Chunk = Run<STORAGE, CHUNK>;
-
-// Adds one chunk of accumulators, at shared memory address `place` of every CTA, over the splits.
-__device__ __forceinline__ float4 sum_splits(unsigned place) {
-  float4 part[TILE_PARTS];  // all loads are issued before the first is needed
-#pragma unroll
-  for (int i = 0; i < TILE_PARTS; ++i) part[i] = cluster_load(cluster_address(place, i));
-  float4 sum = part[0];
-#pragma unroll
-  for (int i = 1; i < TILE_PARTS; ++i) {
-    sum.x += part[i].x, sum.y += part[i].y, sum.z += part[i].z, sum.w += part[i].w;
-  }
-  return sum;
+// The mbarrier of the sums that this CTA receives.
+__device__ __forceinline__ Arrivals arrivals_at(unsigned mbarrier) {
+  const int blocks = min(max(BLOCKS - (int)blockIdx.y * OWN_BLOCKS, 0), OWN_BLOCKS);
+  return {mbarrier, (TILE_PARTS - 1) * blocks * BLOCK_BYTES};
 }
 
-// The split-K reduction and epilogue. All consumer threads, once all stages have been read; the
-// producers may have exited.
-template <typename WarpgroupTile>
-__device__ __forceinline__ void reduce_split_k(WarpgroupTile& warpgroup_tile, float* tile,
-                                               const ConvShape& p, unsigned pixel0, int channel0,
-                                               const float* bias, const STORAGE* residual,
-                                               STORAGE* out) {
-  warpgroup_tile.store_accumulators(tile);
-  __syncwarp();
-  cluster_arrive();
+using OwnOutputs = WarpgroupTile::Outputs[OWN_BLOCKS];
 
-  const int share = (int)blockIdx.y * SHARE, chunk = threadIdx.x % CHUNKS * CHUNK;
-  const int channel = channel0 + chunk, row0 = share + threadIdx.x / CHUNKS;
-  const unsigned pixels = (unsigned)p.n * p.oh * p.ow;
-  const int rows = min(min(share + SHARE, TILE_N), (int)(pixels - pixel0));
-  const int end = channel < p.o ? rows : 0;
-  const size_t start = (size_t)(pixel0 + row0) * p.o + channel, stride = (size_t)ROWS_OUT * p.o;
-  // Zeros where there is no bias. A pointer that may be null would keep the array in local memory.
-  float bias_values[CHUNK] = {};
-  if (bias && channel < p.o) load(bias_values, bias + channel);
-  Chunk residual_values[ITERATIONS];
+// Loads what is added to the sums.
+__device__ __forceinline__ void load_added(OwnOutputs& outputs, const WarpgroupTile& tile,
+                                           const ConvShape& p, unsigned pixel0, int channel0,
+                                           const float* bias, const STORAGE* residual) {
   wait_for_previous_launch();
-  if (residual) {
 #pragma unroll
-    for (int i = 0; i < ITERATIONS; ++i) {
-      if (row0 + i * ROWS_OUT >= end) break;
-      residual_values[i] = *reinterpret_cast<const Chunk*>(residual + (start + i * stride));
+  for (int i = 0; i < OWN_BLOCKS; ++i) {
+    const int block = (int)blockIdx.y * OWN_BLOCKS + i;
+    outputs[i].load(tile, p, pixel0, channel0, block, bias, residual);
+  }
+}
+
+// Adds up and writes the outputs. All consumer threads. `received`: [TILE_PARTS - 1][OWN_BLOCKS]
+// blocks of shared memory, which nothing else uses.
+__device__ __forceinline__ void reduce_split_k(const WarpgroupTile& tile,
+                                               const OwnOutputs& outputs, const ConvShape& p,
+                                               STORAGE* out, const unsigned char* received,
+                                               const Arrivals& arrivals) {
+  const int rank = blockIdx.y;
+  received += threadIdx.x * sizeof(float4);
+  float4 own[OWN_BLOCKS] = {};
+  __syncwarp();
+  cluster_wait();  // all CTAs have initialised their mbarriers
+  unsigned mbarriers[TILE_PARTS], at[TILE_PARTS];
+#pragma unroll
+  for (int part = 0; part < TILE_PARTS; ++part) {
+    const int from = rank < part ? rank : rank - 1;  // among the CTAs that send to it
+    mbarriers[part] = cluster_address(arrivals.mbarrier, part);
+    at[part] = cluster_address(shared_address(received) + from * SENT_BYTES, part);
+  }
+#pragma unroll
+  for (int i = 0; i < OWN_BLOCKS; ++i) {
+#pragma unroll
+    for (int part = 0; part < TILE_PARTS; ++part) {  // in turn: each receives at a limited rate
+      if (part * OWN_BLOCKS + i >= BLOCKS) break;
+      const float* first = tile.accumulators.main + 4 * (part * OWN_BLOCKS + i);
+      const float4 block{first[0], first[1], first[2], first[3]};
+      if (part == rank) {
+        own[i] = block;
+      } else {
+        cluster_send(at[part] + i * BLOCK_BYTES, block, mbarriers[part]);
+      }
     }
   }
-  __syncwarp();
-  cluster_wait();
+  arrivals.wait();
 #pragma unroll
-  for (int i = 0; i < ITERATIONS; ++i) {
-    const int row = row0 + i * ROWS_OUT;
-    if (row >= end) break;
-    const float4 sum = sum_splits(shared_address(tile + row * PITCH + chunk));
-    const float acc[CHUNK] = {sum.x, sum.y, sum.z, sum.w};
-    Chunk result;
+  for (int i = 0; i < OWN_BLOCKS; ++i) {  // blocks past the last have outputs that are not written
+    float4 sum = own[i];
 #pragma unroll
-    for (int v = 0; v < CHUNK; ++v) {
-      result.at[v] = epilogue<STORAGE>(p, acc[v], v, v, bias_values,
-                                       residual ? residual_values[i].at : nullptr);
+    for (int from = 0; from < TILE_PARTS - 1; ++from) {
+      const float4 part =
+          *reinterpret_cast<const float4*>(received + from * SENT_BYTES + i * BLOCK_BYTES);
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
-    *reinterpret_cast<Chunk*>(out + (start + i * stride)) = result;
+    outputs[i].write(p, sum, out);
   }
-  // No CTA may exit while others read its accumulators. The arrival need not order memory: each
-  // value that was loaded has been used by a store above, so it has been read.
-  __syncwarp();
-  cluster_arrive_relaxed();
-  cluster_wait();
 }

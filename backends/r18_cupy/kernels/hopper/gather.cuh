@@ -28,7 +28,7 @@ struct TensorMaps {
 // outputs that begins at `pixel0`.
 struct PixelTiles {
   const TensorMap& map;
-  const WindowCorner corner;
+  WindowCorner corner;
   const int columns, runs;  // of the window; chunks of channels at each of its positions
   int run, s, r;
 
@@ -42,6 +42,11 @@ struct PixelTiles {
         run(first % runs),
         s(first / runs % columns),
         r(first / runs / columns) {}
+
+  // Computes the places here and not where they are first needed.
+  __device__ __forceinline__ void settle() {
+    asm volatile("" : "+r"(corner.w), "+r"(corner.h), "+r"(corner.n), "+r"(run), "+r"(s), "+r"(r));
+  }
 
   __device__ __forceinline__ void load_next(unsigned target, unsigned mbarrier) {
     tma_load_im2col(target, map, mbarrier, run * TILE_K, corner, r, s);
@@ -65,6 +70,8 @@ struct ProjectedPixelTiles {
         projected(projected_map, projection, pixel0, max(first - own_tiles, 0)),
         left(own_tiles - first) {}
 
+  __device__ __forceinline__ void settle() { own.settle(), projected.settle(); }
+
   __device__ __forceinline__ void load_next(unsigned target, unsigned mbarrier) {
     if (left-- > 0) {
       own.load_next(target, mbarrier);
@@ -85,6 +92,7 @@ __device__ __forceinline__ void produce(const TensorMaps& maps, Pixels pixels,
     tma_load(tiles + stage * STAGE_BYTES, maps.weights, pipeline.full(stage), k * TILE_K, channel0);
   };
   for (int i = 0; i < TILE_STAGES && first + i < last; ++i) load_weights(first + i, i);
+  pixels.settle();  // divisions take a thread some 700 cycles
   wait_for_previous_launch();
   PipelineState state;
   for (int k = first; k < last; ++k, state.advance(TILE_STAGES)) {
@@ -102,7 +110,3 @@ __device__ __forceinline__ void produce(const TensorMaps& maps, Pixels pixels,
              channel0 + slab * SLAB_CHANNELS, (int)pixel0);
   }
 }
-
-#if TILE_PARTS > 1
-#include "hopper/cluster_split_k.cuh"
-#endif

@@ -9,11 +9,13 @@
 // - mainloop(pipeline, count): multiplies `count` K tiles; returns the state of the next stage.
 // - add_bias(p, bias, channel0), add_residual_slab(slab, address).
 // - fill_slabs(tiles, relu): writes the outputs to shared memory, one slab after the other.
-// - store_accumulators(tile), for split-K.
+// - what cluster_split_k.cuh needs, for split-K.
 #pragma once
 #include "hopper/gather.cuh"
+#include "hopper/uniform.cuh"
 
 #if TILE_PARTS > 1
+#include "hopper/cluster_split_k.cuh"
 #define IN_CLUSTER __cluster_dims__(1, TILE_PARTS, 1)
 #else
 #define IN_CLUSTER
@@ -38,18 +40,35 @@ __device__ __forceinline__ void compute_tile(const TensorMaps& maps, const Pixel
   const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
 
   prefetch_tensor_maps(maps.weights, maps.pixels, maps.out, maps.second);
+#if TILE_PARTS > 1
+  const Arrivals arrivals = arrivals_at(pipeline.end());
+  begin_block(pipeline, arrivals);
+  cluster_arrive_relaxed();  // others may send to this CTA
+#else
   begin_block(pipeline);
+#endif
 
-  const int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
+  const int warpgroup = warpgroup_index();
   if (warpgroup == WARPGROUPS) {
     release_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMERS) {
+    if (threadIdx.x / 32 == CONSUMERS / 32 && elect_one()) {
       produce(maps, pixels_from(pixel0, first), pipeline, tiles, pixel0, channel0, first, last,
               slabs);
     }
+#if TILE_PARTS > 1
+    __syncwarp();
+    cluster_wait();  // who arrives at a barrier also waits for it
+#endif
   } else {
     acquire_registers<CONSUMER_REGISTERS>();
     WarpgroupTile warpgroup_tile(tiles, warpgroup);
+#if TILE_PARTS > 1
+    OwnOutputs outputs;
+    const auto load_added = [&] {
+      ::load_added(outputs, warpgroup_tile, p, pixel0, channel0, bias, residual);
+    };
+    if constexpr (WarpgroupTile::LOADS_EARLY) load_added();
+#endif
     PipelineState state = warpgroup_tile.mainloop(pipeline, last - first);
 #if TILE_PARTS == 1
     if (bias) warpgroup_tile.add_bias(p, bias, channel0);
@@ -57,7 +76,7 @@ __device__ __forceinline__ void compute_tile(const TensorMaps& maps, const Pixel
       mbarrier_wait(pipeline.full(state.stage), state.phase);
       warpgroup_tile.add_residual_slab(slab, tiles + state.stage * STAGE_BYTES + BYTES_A);
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(pipeline.empty(state.stage));
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(pipeline.empty(state.stage));
     }
     consumers_barrier();  // all stages have been read; the outputs overwrite them
     warpgroup_tile.fill_slabs(tiles, p.relu);
@@ -73,9 +92,9 @@ __device__ __forceinline__ void compute_tile(const TensorMaps& maps, const Pixel
       tma_store_wait();
     }
 #else
-    consumers_barrier();  // all stages have been read; the accumulators overwrite them
-    reduce_split_k(warpgroup_tile, reinterpret_cast<float*>(shared), p, pixel0, channel0, bias,
-                   residual, out);
+    const unsigned char* received = shared + (pipeline.end() + 16 - tiles);
+    if constexpr (!WarpgroupTile::LOADS_EARLY) load_added();
+    reduce_split_k(warpgroup_tile, outputs, p, out, received, arrivals);
 #endif
   }
 }

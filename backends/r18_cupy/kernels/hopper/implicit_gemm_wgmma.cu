@@ -61,17 +61,86 @@ struct WarpgroupTile {
   }
 
 #if TILE_PARTS > 1
-  // Transposed to [pixel][channel].
-  __device__ __forceinline__ void store_accumulators(float* tile) {
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    float* at = tile + (n + lane % 4 * 2) * PITCH + m + warp * 16 + lane / 4;
-#pragma unroll
-    for (int j = 0; j < GROUP_N / 8; ++j) {
-      float* pixel = at + 8 * j * PITCH;
-      pixel[0] = accumulators.main[4 * j], pixel[PITCH] = accumulators.main[4 * j + 1];
-      pixel[8] = accumulators.main[4 * j + 2], pixel[PITCH + 8] = accumulators.main[4 * j + 3];
+  static constexpr int BLOCKS = GROUP_N / 8;  // of eight pixels
+  static constexpr bool LOADS_EARLY = !SPLITS;
+
+  // A thread's outputs of a block, 64 channels by eight pixels. Storage of 16 bits is accessed in
+  // pairs of channels of one pixel, and transposed between registers.
+  struct Outputs {
+    static constexpr bool PAIRS = sizeof(STORAGE) == 2;
+    static constexpr int ACCESSES = PAIRS ? 2 : 4;
+
+    size_t first;  // place of the first access
+    bool valid[ACCESSES];
+    unsigned residuals[ACCESSES];
+    float biases[2];  // of the channels of the sums, the second of the last two
+
+    // From the place of the first access.
+    static __device__ __forceinline__ int pixel(int access) { return PAIRS ? 0 : access % 2; }
+    static __device__ __forceinline__ int channel(int access) {
+      return PAIRS ? 8 * access : access / 2 * 8;
     }
-  }
+
+    // Loads what is added to the sums, zeros where that is null.
+    __device__ __forceinline__ void load(const WarpgroupTile& tile, const ConvShape& p,
+                                         unsigned pixel0, int channel0, int block,
+                                         const float* bias, const STORAGE* residual) {
+      const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+      const int row = channel0 + tile.m + warp * 16, of_sums = row + lane / 4;
+      const int o = PAIRS ? row + lane % 4 * 2 : of_sums;
+      const unsigned n = pixel0 + tile.n + 8 * block + (PAIRS ? lane / 4 : lane % 4 * 2);
+      const unsigned pixels = block < BLOCKS ? (unsigned)p.n * p.oh * p.ow : 0;
+      first = (size_t)n * p.o + o;
+#pragma unroll
+      for (int i = 0; i < ACCESSES; ++i) {
+        valid[i] = n + pixel(i) < pixels && o + channel(i) < p.o;
+        residuals[i] = 0;
+        if (residual && valid[i]) {
+          residuals[i] = *reinterpret_cast<const unsigned*>(residual + place(p, i));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        biases[i] = bias && of_sums + 8 * i < p.o ? bias[of_sums + 8 * i] : 0.0f;
+      }
+    }
+
+    // Finishes the sums and writes them.
+    template <typename T>
+    __device__ __forceinline__ void write(const ConvShape& p, const float4& sums, T* out) const {
+      const auto finish = [&](float sum, int i, float residual) {
+        return epilogue<float>(p, sum, i, 0, biases, &residual);
+      };
+      if constexpr (sizeof(T) == 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float2 added = unpack<T>(transposed(residuals[i]));
+          const float first = finish(i == 0 ? sums.x : sums.z, i, added.x);
+          const float second = finish(i == 0 ? sums.y : sums.w, i, added.y);
+          const unsigned pair = transposed(pack<T>(first, second));
+          if (valid[i]) *reinterpret_cast<unsigned*>(out + place(p, i)) = pair;
+        }
+      } else {
+        const float four[4] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (!valid[i]) continue;
+          out[place(p, i)] = finish(four[i], i / 2, __uint_as_float(residuals[i]));
+        }
+      }
+    }
+
+    __device__ __forceinline__ size_t place(const ConvShape& p, int access) const {
+      return first + pixel(access) * p.o + channel(access);
+    }
+
+    // A matrix of eight by eight, a pair of a row in each lane, with rows and columns exchanged.
+    static __device__ __forceinline__ unsigned transposed(unsigned pair) {
+      unsigned result;
+      asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+      return result;
+    }
+  };
 #endif
 };
 

@@ -173,15 +173,48 @@ struct WarpgroupTile {
   }
 
 #if TILE_PARTS > 1
-  __device__ __forceinline__ void store_accumulators(float* tile) {
-    float* at = tile + pixel * PITCH + threadIdx.x % 4 * 2;
+  static constexpr int BLOCKS = TILE_M / 8;   // of eight channels
+  static constexpr bool LOADS_EARLY = false;  // products take all registers
+
+  // A thread's outputs of a block, 64 pixels by eight channels: two pairs of channels.
+  struct Outputs {
+    size_t first;  // place of the first pair; the second is eight pixels on
+    bool valid[2];
+    float2 residuals[2], biases;
+
+    // Loads what is added to the sums, zeros where that is null.
+    __device__ __forceinline__ void load(const WarpgroupTile& tile, const ConvShape& p,
+                                         unsigned pixel0, int channel0, int block,
+                                         const float* bias, const float* residual) {
+      const int channel = channel0 + 8 * block + threadIdx.x % 4 * 2;  // O is a multiple of 4
+      const unsigned n = pixel0 + tile.pixel, pixels = (unsigned)p.n * p.oh * p.ow;
+      first = (size_t)n * p.o + channel;
+      biases = {};
+      const bool within = block < BLOCKS && channel < p.o;
+      if (bias && within) biases = *reinterpret_cast<const float2*>(bias + channel);
 #pragma unroll
-    for (int j = 0; j < TILE_M / 8; ++j) {
-      const float* acc = accumulators.main + 4 * j;
-      *reinterpret_cast<float2*>(at + 8 * j) = {acc[0], acc[1]};
-      *reinterpret_cast<float2*>(at + 8 * PITCH + 8 * j) = {acc[2], acc[3]};
+      for (int i = 0; i < 2; ++i) {
+        valid[i] = n + 8 * i < pixels && within;
+        residuals[i] = {};
+        if (!residual || !valid[i]) continue;
+        residuals[i] = *reinterpret_cast<const float2*>(residual + first + 8 * i * p.o);
+      }
     }
-  }
+
+    // Finishes the sums and writes them.
+    __device__ __forceinline__ void write(const ConvShape& p, const float4& sums,
+                                          float* out) const {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const auto finish = [&](float sum, float bias, float residual) {
+          return epilogue<float>(p, sum, 0, 0, &bias, &residual);
+        };
+        const float2 pair{finish(i == 0 ? sums.x : sums.z, biases.x, residuals[i].x),
+                          finish(i == 0 ? sums.y : sums.w, biases.y, residuals[i].y)};
+        if (valid[i]) *reinterpret_cast<float2*>(out + first + 8 * i * p.o) = pair;
+      }
+    }
+  };
 #endif
 };
 

@@ -1,0 +1,43 @@
+// Sending to the shared memory of other CTAs of a cluster, where an mbarrier counts the bytes. sm_90
+// and later (PTX ISA, "st.async").
+//
+// Nobody waits for a barrier of the cluster after it has written: one that releases waits for all
+// writes of its threads (MEMBAR.ALL.GPU), and one more keeps CTAs from exiting while others read
+// their shared memory.
+#pragma once
+#include "hopper/cluster.cuh"
+#include "hopper/mbarrier.cuh"
+
+// Stores to shared memory of any CTA; `mbarrier` is of the same CTA. Both are `cluster_address`es.
+__device__ __forceinline__ void cluster_send(unsigned address, const float4& value,
+                                             unsigned mbarrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+      ::"r"(address), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(mbarrier)
+      : "memory");
+}
+
+// The mbarrier of all that others send to this CTA, `nbytes` in one phase. They may send once they
+// have passed a barrier of the cluster at which this CTA arrived after `begin_block`.
+struct Arrivals {
+  unsigned mbarrier;
+  int nbytes;
+  // One thread, once.
+  __device__ __forceinline__ void init() const {
+    mbarrier_init(mbarrier, 1);
+    mbarrier_arrive_expect_tx(mbarrier, nbytes);
+  }
+  // What others have sent is visible after it.
+  __device__ __forceinline__ void wait() const {
+    unsigned ended;
+    do {
+      asm volatile(
+          "{\n.reg .pred p;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+          "selp.u32 %0, 1, 0, p;\n}"
+          : "=r"(ended)
+          : "r"(mbarrier)
+          : "memory");
+    } while (!ended);
+  }
+};
