@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from compiled import (
 )
 from cuda_support import entries, parameters, waits
 from r18.backend import CompileOptions
+from r18.backend.tuned import APART, read_table
 from r18.graph.ops import Problem
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.resnet import resnet18, tiny
@@ -27,11 +29,13 @@ from r18.runtime.plan import make_plan
 from r18_cupy import Backend
 from r18_cupy.bytes.tensor_map import ByteMap
 from r18_cupy.catalogue import all_kernels
+from r18_cupy.choices import variants_of
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import GridLaunch, Pointer, Role
 from r18_cupy.cuda.tensor_map import Im2colMap, MatrixMap, PatchMap
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.generate.problems import schedule_problems
+from support import ROOT
 
 KERNELS = all_kernels()
 ENTRIES = entries()
@@ -50,6 +54,8 @@ SPILLED = {
 }
 """The only spills of NVRTC 13.0, in bytes, on architectures that no tile was tuned for; 13.2
 spills none of them there. Everything else spills nothing."""
+
+TABLES = sorted((ROOT / "backends" / "r18_cupy" / "tuned").glob("*.json"))
 
 EACH_KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 
@@ -164,3 +170,18 @@ def test_every_schedule_has_a_plan(precision: str, level: str) -> None:
     plan = make_plan(Backend(), resnet18(), CompileOptions(3, precision, level))
     assert all(step.workspace_nbytes >= 0 for step in plan.steps)
     assert math.prod(plan.tensors[plan.schedule.output].shape) == 3 * 1000
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_tuned_tables_name_kernels(path: Path) -> None:
+    """Plans pass over a name that no kernel has, so a renamed tile would lose its choice unseen."""
+    known = {APART, *(kernel.id for kernel in KERNELS)}
+    known |= {variant.id for kernel in KERNELS for variant in variants_of(kernel)}
+    timings = [
+        timing
+        for problems in read_table(path).choices.values()
+        for batches in problems.values()
+        for timing in batches.values()
+    ]
+    assert len(timings) > 100
+    assert {timing.kernel for timing in timings} <= known
