@@ -1,9 +1,9 @@
-// Sending to the shared memory of other CTAs of a cluster, where an mbarrier counts the bytes. sm_90
-// and later (PTX ISA, "st.async").
+// Sending to the shared memory of other CTAs of a cluster, where an mbarrier counts the bytes.
+// sm_90 and later (PTX ISA, "st.async").
 //
-// Nobody waits for a barrier of the cluster after it has written: one that releases waits for all
-// writes of its threads (MEMBAR.ALL.GPU), and one more keeps CTAs from exiting while others read
-// their shared memory.
+// No CTA waits at a barrier of the cluster after it has written. A barrier that releases waits for
+// all writes of its threads (MEMBAR.ALL.GPU), and one more would keep CTAs from exiting while
+// others read their shared memory.
 #pragma once
 #include "hopper/cluster.cuh"
 #include "hopper/mbarrier.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ void cluster_send(unsigned address, const float4& val
 struct Arrivals {
   unsigned mbarrier;
   int nbytes;
-  // One thread, once.
+  // One thread, once. The phase cannot end before this arrival, whenever the bytes arrive.
   __device__ __forceinline__ void init() const {
     mbarrier_init(mbarrier, 1);
     mbarrier_arrive_expect_tx(mbarrier, nbytes);

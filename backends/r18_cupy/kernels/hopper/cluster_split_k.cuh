@@ -1,12 +1,12 @@
 // Split-K within a cluster: each CTA accumulates its share of K, then the cluster adds them.
 // 1. Every CTA sends its accumulators, straight from registers, to the CTAs that add them up. Those
 //    that it adds up itself it keeps.
-// 2. Each CTA adds to its own what the others have sent, in their order, applies the epilogue and
-//    writes the outputs. Bias and residual have been loaded by then.
+// 2. Each CTA adds to its own what the others have sent, in the order of their ranks, applies the
+//    epilogue and writes the outputs. Bias and residual have been loaded by then.
 //
-// A block is four accumulators of each thread, which `wgmma` computes from eight rows of B. A CTA adds
-// up some blocks of all warpgroups, and the thread that adds up a sum is the one that has it in
-// every CTA.
+// A block is four accumulators of each thread, which `wgmma` computes from eight rows of B. A CTA
+// adds up some blocks of all warpgroups, and the thread that adds up a sum is the one that has it
+// in every CTA.
 //
 // Included by gather_kernel.cuh, before which `WarpgroupTile` is defined. Of its members:
 // - BLOCKS: blocks of a warpgroup; accumulators.main[4 * i] is the first sum of block i.

@@ -3,10 +3,10 @@
 // uniform it computes for each thread and then moves there, operand by operand.
 #pragma once
 
-// True in one lane of a warp, all of whose lanes call it. NOTE: unlike a comparison with threadIdx.x it
-// tells that one thread enters the branch. Otherwise each TMA instruction is a loop over the threads
-// that may have, and a thread issues a load only every 200 cycles. sm_90 and later (PTX ISA,
-// "elect.sync").
+// True in one lane of a warp, all of whose lanes call it. NOTE: the assembler knows that one thread
+// enters a branch on it. After a comparison with threadIdx.x each TMA instruction is a loop over
+// the threads that may be active, and a load is issued only every 200 cycles. sm_90 and later (PTX
+// ISA, "elect.sync").
 __device__ __forceinline__ bool elect_one() {
   unsigned elected;
   asm volatile(
