@@ -72,7 +72,7 @@ def test_every_wrapper_of_a_primitive_is_a_site() -> None:
     """Every function whose name says that it wraps a synchronising primitive is a site."""
     named = re.compile(
         r"__forceinline__ \w+ (\w*(?:wait|arrive|barrier|fence|launch_dependents|tma_load\w*|"
-        r"tma_store|cp_async|cluster_load)\w*)\([^;{]*\)\s*{"
+        r"tma_store|cp_async|cluster_load|cluster_send|cluster_store)\w*)\([^;{]*\)\s*{"
     )
     missing = []
     for file, text in SOURCES.items():
