@@ -245,7 +245,8 @@ class Found(Part):
 
 class VerifiedKernel(Part, kw_only=True):
     """A verified kernel. digest: of the sources and of the ids of the choices. environment: a key
-    of `environments`.
+    of `environments`. carried: the revision that ran, where sources have changed since and
+    tools/carry_evidence.py found what a device gets unchanged.
 
     choices: how often each was taken. checks: how often each was made. Ratios are None where
     nothing was compared.
@@ -269,6 +270,7 @@ class VerifiedKernel(Part, kw_only=True):
     error_over_statistical_line: Number | None
     smallest_fault_seen: Number | None
     unjudged_elements: Count
+    carried: str | UnsetType = UNSET
     seconds: Number
 
 
