@@ -159,6 +159,15 @@ def asked(root: Path, backend: str, requests: Collection[Request]) -> dict[str, 
     return answer
 
 
+def git(*arguments: str) -> None:
+    """Run git in this checkout. Raises `UsageError` with what it says if it fails."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise UsageError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+
+
 def answer(backend: str) -> None:
     from r18.backend.registry import load_backend
 
@@ -196,10 +205,7 @@ def carry(revision: str, backend: str, pattern: str, folder: Path) -> int:
     left = set(changed)
     with tempfile.TemporaryDirectory() as made:
         checkout = Path(made) / "checkout"
-        subprocess.run(
-            ["git", "-C", str(ROOT), "worktree", "add", "-q", "--detach", str(checkout), revision],
-            check=True,
-        )
+        git("worktree", "add", "-q", "--detach", str(checkout), revision)
         try:
             for slug, record in found.items():
                 requests = requests_of(record, changed)
@@ -218,10 +224,7 @@ def carry(revision: str, backend: str, pattern: str, folder: Path) -> int:
                 path = folder / f"{WHAT}-{slug}.json"
                 records.write(path, msgspec.structs.replace(record, kernels=entries))
         finally:
-            subprocess.run(
-                ["git", "-C", str(ROOT), "worktree", "remove", "--force", str(checkout)],
-                check=True,
-            )
+            git("worktree", "remove", "--force", str(checkout))
     return len(left)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -112,3 +113,8 @@ def test_a_checkout_that_is_not_imported_is_refused(tool: ModuleType) -> None:
     """Where the packages come from elsewhere, nothing is compared."""
     with pytest.raises(UsageError, match="could not be compared"):
         tool.asked(ROOT / "docs", "cupy", [request_of(tool)])
+
+
+def test_a_revision_that_is_not_there_is_named(tool: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no-such-revision"):
+        tool.carry("no-such-revision", "cupy", KERNEL, tmp_path)
