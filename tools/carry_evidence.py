@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -35,6 +35,7 @@ import numpy as np
 
 from r18 import records
 from r18.backend import Backend, Kernel
+from r18.backend.registry import load_backend
 from r18.cli.app import REFUSED
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Problem
@@ -43,7 +44,7 @@ from r18_oracle.generate.inputs import make_case
 from r18_oracle.loading import with_choices
 from r18_oracle.search.campaign import walk
 from r18_oracle.search.profiles import profile
-from r18_oracle.search.records import WHAT, digest_of
+from r18_oracle.search.records import WHAT, digest_of, stale
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (".", "backends", "oracle")  # of a checkout
@@ -81,7 +82,7 @@ def plain(value: object) -> object:
         return [plain(one) for one in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise UsageError(f"cannot compare a {type(value).__name__} among the arguments of a launch")
+    raise UsageError(f"cannot compare arguments of type {type(value).__name__}")
 
 
 def parts_of(backend: Backend, request: Request) -> dict[str, str]:
@@ -99,12 +100,13 @@ def parts_of(backend: Backend, request: Request) -> dict[str, str]:
         refusal = one.refusal(problem)
         launches = () if refusal else made.launches(problem)
         scratch = () if refusal else made.scratch(problem)
-        told = [one.id, str(problem), refusal, plain(launches), plain(scratch)]
-        seen["launches"].update(json.dumps(told).encode())
+        asks = [one.id, str(problem)]
+        gets = [*asks, refusal, plain(launches), plain(scratch)]
+        seen["launches"].update(json.dumps(gets).encode())
         if refusal is None:
-            case = make_case(one, problem, "normal", seed)
-            packed = plain(made.pack(problem, case.weights))
-            seen["packed weights"].update(json.dumps([one.id, str(problem), packed]).encode())
+            weights = make_case(one, problem, "normal", seed).weights
+            packed = [*asks, plain(made.pack(problem, weights))]
+            seen["packed weights"].update(json.dumps(packed).encode())
         return refusal is None
 
     walk(backend, kernel, profile(request.profile), request.seed, request.network, look, whole=True)
@@ -142,8 +144,8 @@ def carried(entry: VerifiedKernel, before: Parts, now: Parts, revision: str) -> 
 # -- two checkouts -----------------------------------------------------------------------------
 
 
-def asked(root: Path, backend: str, requests: Collection[Request]) -> dict[str, dict[str, str]]:
-    """`parts_of` each request, by kernel, from a process that imports a checkout's packages."""
+def asked(root: Path, backend: str, requests: Sequence[Request]) -> dict[Request, Parts]:
+    """`parts_of` each request, from a process that imports a checkout's packages."""
     path = os.pathsep.join(str(root / one) for one in PACKAGES)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve()), "--answer", "--backend", backend],
@@ -155,8 +157,7 @@ def asked(root: Path, backend: str, requests: Collection[Request]) -> dict[str, 
     )
     if done.returncode != 0:
         raise UsageError(f"the kernels of {root} could not be compared; see above")
-    answer: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return dict(zip(requests, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 def git(*arguments: str) -> None:
@@ -169,23 +170,22 @@ def git(*arguments: str) -> None:
 
 
 def answer(backend: str) -> None:
-    from r18.backend.registry import load_backend
-
+    """Print `parts_of` the requests on the standard input."""
     loaded = load_backend(backend)
-    (root,) = (Path(one) for one in os.environ["PYTHONPATH"].split(os.pathsep)[:1])
+    root = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
     source = Path(sys.modules[type(loaded).__module__].__file__ or "")
     if not source.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"'{backend}' was imported from {source}, not from {root}")
     requests = [Request(**one) for one in json.load(sys.stdin)]
-    print(json.dumps({one.kernel: parts_of(loaded, one) for one in requests}))
+    print(json.dumps([parts_of(loaded, one) for one in requests]))
 
 
-def requests_of(record: Verify, stale: Collection[str]) -> list[Request]:
-    """What to compare of the stale kernels that a record covers."""
+def requests_of(record: Verify, changed: Collection[str]) -> list[Request]:
+    """What to compare of the changed kernels that a record covers."""
     target = next((t for name, t in TARGET.items() if record.device.startswith(name)), None)
     if target is None:
         return []
-    found = ((name, record.kernels[name]) for name in sorted(stale) if name in record.kernels)
+    found = ((name, record.kernels[name]) for name in sorted(changed) if name in record.kernels)
     return [
         Request(name, target, entry.profile, entry.seed, entry.network)
         for name, entry in found
@@ -195,36 +195,34 @@ def requests_of(record: Verify, stale: Collection[str]) -> list[Request]:
 
 def carry(revision: str, backend: str, pattern: str, folder: Path) -> int:
     """Carry evidence over in the records of a folder; returns the number of stale kernels left."""
-    from r18.backend.registry import load_backend
-    from r18_oracle.search.records import stale
-
     loaded = load_backend(backend)
     kernels = [one for one in loaded.kernels() if fnmatchcase(one.id, pattern)]
     found = records.load_all(folder, Verify)
-    changed = frozenset(stale(loaded, kernels, found.values()))
-    left = set(changed)
+    changed = stale(loaded, kernels, found.values()).keys()
+    requests = {slug: requests_of(record, changed) for slug, record in found.items()}
+    every = sorted({one for some in requests.values() for one in some}, key=str)
     with tempfile.TemporaryDirectory() as made:
         checkout = Path(made) / "checkout"
         git("worktree", "add", "-q", "--detach", str(checkout), revision)
         try:
-            for slug, record in found.items():
-                requests = requests_of(record, changed)
-                if not requests:
-                    continue
-                before = asked(checkout, backend, requests)
-                now = asked(ROOT, backend, requests)
-                entries = dict(record.kernels)
-                for one in (request.kernel for request in requests):
-                    try:
-                        entries[one] = carried(entries[one], before[one], now[one], revision)
-                        left.discard(one)
-                        print(f"{record.device}: {one}: carried over", flush=True)
-                    except UsageError as error:
-                        print(f"{record.device}: {one}: {error}", flush=True)
-                path = folder / f"{WHAT}-{slug}.json"
-                records.write(path, msgspec.structs.replace(record, kernels=entries))
+            before, now = asked(checkout, backend, every), asked(ROOT, backend, every)
         finally:
             git("worktree", "remove", "--force", str(checkout))
+    left = set(changed)
+    for slug, record in found.items():
+        entries = dict(record.kernels)
+        for one in requests[slug]:
+            said = "carried over"
+            try:
+                entry = entries[one.kernel]
+                entries[one.kernel] = carried(entry, before[one], now[one], revision)
+                left.discard(one.kernel)
+            except UsageError as error:
+                said = str(error)
+            print(f"{record.device}: {one.kernel}: {said}")
+        if entries != record.kernels:
+            path = folder / f"{WHAT}-{slug}.json"
+            records.write(path, msgspec.structs.replace(record, kernels=entries))
     return len(left)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -11,20 +9,12 @@ import pytest
 
 from r18.graph.ops import Conv2d, Problem
 from r18_cupy import Backend
-from support import ROOT
+from support import tool_module
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "measure_tiles", ROOT / "tools" / "measure_tiles.py"
-    )
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return tool_module("measure_tiles")
 
 
 def test_a_kernel_of_one_tile_launches_that(tool: ModuleType) -> None:

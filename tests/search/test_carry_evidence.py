@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,21 +16,14 @@ from r18.errors import UsageError
 from r18.records.kinds import Verify
 from r18_cupy import Backend
 from r18_cupy.ops.elementwise import ReLUKernel
-from support import ROOT
+from support import ROOT, tool_module
 
 KERNEL = "cupy/relu/elementwise/fp32"
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    path = ROOT / "tools" / "carry_evidence.py"
-    spec = importlib.util.spec_from_file_location("carry_evidence", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return tool_module("carry_evidence")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +96,7 @@ def test_evidence_of_another_revision_is_refused(tool: ModuleType, before: dict[
 
 
 def test_an_argument_that_cannot_be_compared_is_refused(tool: ModuleType) -> None:
-    with pytest.raises(UsageError, match="cannot compare a object"):
+    with pytest.raises(UsageError, match="cannot compare arguments of type object"):
         tool.plain(("x", object()))
 
 

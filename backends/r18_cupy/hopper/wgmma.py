@@ -67,8 +67,9 @@ class WgmmaTile(TileConfig):
 
     @property
     def received_nbytes(self) -> int:
-        """Bytes of the sums that a block receives from the others of its cluster, each of which
-        sends a block of eight pixels for every `parts`th (kernels/hopper/cluster_split_k.cuh).
+        """Bytes of the sums that a block receives from the others of its cluster, and of their
+        mbarrier: 16 of each thread for its share of the groups of eight rows of B
+        (kernels/hopper/cluster_split_k.cuh).
         """
         if self.parts == 1:
             return 0

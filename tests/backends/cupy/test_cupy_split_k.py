@@ -42,7 +42,7 @@ def transposed(pairs: Array) -> Array:
 
 
 def written(tile: WgmmaTile, precision: Precision, block: int, sums: Array) -> list[Array]:
-    """The outputs that threads write, beside where they write them, as [sum, place]."""
+    """Pairs of a sum and the place that a thread writes it to."""
     thread = np.arange(tile.threads)
     group, warp, lane = thread // 128, thread % 128 // 32, thread % 32
     row = group // tile.groups_n * 64 + 16 * warp
