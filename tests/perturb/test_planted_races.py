@@ -77,7 +77,7 @@ RACES = (
         "sums are added up before those of other CTAs have arrived",
         f"cupy/conv2d/{GATHER}",
         "kernels/hopper/cluster_split_k.cuh",
-        (("  arrivals.wait();\n", ""),),
+        (("    arrivals.wait();\n", ""),),
     ),
     Race(
         "a CTA exits while others of its cluster read its accumulators",

@@ -68,13 +68,14 @@ class WgmmaTile(TileConfig):
     @property
     def received_nbytes(self) -> int:
         """Bytes of the sums that a block receives from the others of its cluster, and of their
-        mbarrier: 16 of each thread for its share of the groups of eight rows of B
+        mbarrier: 16 of each consumer thread for its share of the groups of eight rows of B
         (kernels/hopper/cluster_split_k.cuh).
         """
         if self.parts == 1:
             return 0
+        threads = 128 * self.groups_m * self.groups_n
         blocks = ceil_div(self.n // self.groups_n // 8, self.parts)
-        return (self.parts - 1) * blocks * self.threads * 16 + BARRIER_NBYTES
+        return (self.parts - 1) * blocks * threads * 16 + BARRIER_NBYTES
 
     @property
     def shared_nbytes(self) -> int:

@@ -40,7 +40,10 @@ STAGED = "bytes/hopper/stem_kernel.cuh"
 FENCED = f"        {FENCE[:-1]}  // wgmma reads them\n"
 POOLED, QHALO = "ops/gap_linear", "integers/hopper/implicit_gemm_wgmma_halo"
 TOGETHER, ALL = "  __syncwarp();\n", "    wgmma_wait<0>();\n"
-STARTED = "  cluster_wait();  // all CTAs have initialised their mbarriers\n"
+STARTED = "    cluster_wait();  // all CTAs have initialised their mbarriers\n"
+ADDED = "    const auto load_added = [&] {\n"
+JOINED = ("  cluster_wait();\n#else", "#else")
+LEFT = ("  __syncwarp();\n  cluster_wait();\n#endif\n}", "#endif\n}")
 STORED = "which may still read the memory of `out`"
 SETTLED = "  at.settle();\n  "
 RELEASE = "    if (lane == 0) mbarrier_arrive(empty(turn));\n"
@@ -55,13 +58,16 @@ PLANTED = [
     ("proxy-fence", GATHER, "", KERNEL, f"    {FENCE}", ""),
     ("store-wait", GATHER, "", KERNEL, "      tma_store_wait();\n", ""),
     ("store-wait", GATHER, "", KERNEL, "      tma_store_commit();\n", ""),
-    ("launch-wait", GATHER, "", KERNEL, f"      {WAIT}", ""),
+    ("launch-wait", GATHER, "", KERNEL, f"    {ONE} {{\n      {WAIT}", f"    {ONE} {{\n"),
     ("launch-wait", GATHER, "", "hopper/gather.cuh", f"  {WAIT}", ""),
-    ("launch-wait", GATHER, "TILE_PARTS=8", SPLIT_K, f"  {WAIT}", ""),
-    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, f"{TOGETHER}{STARTED}", ""),
+    ("launch-wait", GATHER, "TILE_PARTS=8", KERNEL, f"{ADDED}      {WAIT}", ADDED),
+    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, STARTED, ""),
     ("cluster-order", BYTES, "TILE_PARTS=8", BYTES_SPLIT_K, f"  {ARRIVE}", f"  {RELAXED}"),
     ("cluster-order", BYTES, "TILE_PARTS=8", BYTES_SPLIT_K, f"  {RELAXED}  cluster_wait();\n", ""),
     ("cluster-order", BYTES, "TILE_PARTS=8", BYTES_SPLIT_K, f"{TOGETHER}  cluster_wait();\n", ""),
+    ("cluster-order", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", f"  {ARRIVE}", f"  {RELAXED}"),
+    ("cluster-order", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", *JOINED),
+    ("cluster-order", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", *LEFT),
     (
         "cluster-order",
         "hopper/winograd_cluster",
@@ -102,7 +108,7 @@ PLANTED = [
     ("init-fence", STEM, "", f"{STEM}.cu", "    mbarrier_init_fence();\n", ""),
     ("proxy-fence", INTEGERS, FLOATS, STAGED, FENCED, ""),
     ("launch-wait", "ops/gap", "", "ops/gap.cu", f"  {WAIT}", ""),
-    ("aligned", GATHER, "TILE_PARTS=8", SPLIT_K, *swapped(TOGETHER, STARTED)),
+    ("aligned", GATHER, "TILE_PARTS=8", SPLIT_K, *swapped(f"  {TOGETHER}", STARTED)),
     ("aligned", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", *swapped(TOGETHER, f"  {ARRIVE}")),
     ("products-fence", STEM, "", f"{STEM}.cu", "  wgmma_fence();\n", ""),
     ("products-fence", QHALO, "", f"{QHALO}.cu", "        wgmma_fence();\n", ""),

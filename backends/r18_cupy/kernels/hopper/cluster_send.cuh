@@ -8,12 +8,21 @@
 #include "hopper/cluster.cuh"
 #include "hopper/mbarrier.cuh"
 
-// Stores to shared memory of any CTA; `mbarrier` is of the same CTA. Both are `cluster_address`es.
-__device__ __forceinline__ void cluster_send(unsigned address, const float4& value,
+// Stores four numbers to shared memory of any CTA; `mbarrier` is of the same CTA. Both are
+// `cluster_address`es. NOTE: the operands are the numbers themselves. A conversion to bits before
+// the instruction would be moved ahead of the wait for `wgmma`, if it wrote them.
+__device__ __forceinline__ void cluster_send(unsigned address, const float (&four)[4],
                                              unsigned mbarrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-      ::"r"(address), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(mbarrier)
+      ::"r"(address), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(mbarrier)
+      : "memory");
+}
+__device__ __forceinline__ void cluster_send(unsigned address, const int (&four)[4],
+                                             unsigned mbarrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [%0], {%1, %2, %3, %4}, [%5];"
+      ::"r"(address), "r"(four[0]), "r"(four[1]), "r"(four[2]), "r"(four[3]), "r"(mbarrier)
       : "memory");
 }
 
@@ -22,6 +31,8 @@ __device__ __forceinline__ void cluster_send(unsigned address, const float4& val
 struct Arrivals {
   unsigned mbarrier;
   int nbytes;
+
+  __device__ __forceinline__ unsigned end() const { return mbarrier + 16; }
   // One thread, once. The phase cannot end before this arrival, whenever the bytes arrive.
   __device__ __forceinline__ void init() const {
     mbarrier_init(mbarrier, 1);

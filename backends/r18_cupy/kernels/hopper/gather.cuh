@@ -11,6 +11,7 @@
 // Split-K: where a problem has too few tiles to fill the GPU, the CTAs of a cluster divide K. See
 // cluster_split_k.cuh.
 #pragma once
+#include "common/settle.cuh"
 #include "hopper/pipeline.cuh"
 
 constexpr int BYTES_A = TILE_M * ROW_BYTES, BYTES_B = TILE_N * ROW_BYTES;
@@ -43,9 +44,8 @@ struct PixelTiles {
         s(first / runs % columns),
         r(first / runs / columns) {}
 
-  // Computes the places here and not where they are first needed.
   __device__ __forceinline__ void settle() {
-    asm volatile("" : "+r"(corner.w), "+r"(corner.h), "+r"(corner.n), "+r"(run), "+r"(s), "+r"(r));
+    ::settle(corner.w, corner.h, corner.n, run, s, r);
   }
 
   __device__ __forceinline__ void load_next(unsigned target, unsigned mbarrier) {

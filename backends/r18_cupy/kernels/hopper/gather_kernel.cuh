@@ -9,7 +9,11 @@
 // - mainloop(pipeline, count): multiplies `count` K tiles; returns the state of the next stage.
 // - add_bias(p, bias, channel0), add_residual_slab(slab, address).
 // - fill_slabs(tiles, relu): writes the outputs to shared memory, one slab after the other.
-// - what cluster_split_k.cuh needs, for split-K.
+// For split-K:
+// - BLOCKS: blocks of a warpgroup; accumulators.main[4 * i] is the first sum of block i.
+// - Outputs: a thread's outputs of a block. load(tile, p, pixel0, channel0, block, bias, residual)
+//   loads what is added to the sums; write(p, sums, out) finishes and writes them.
+// - LOADS_EARLY: whether there are registers to load that before the first product.
 #pragma once
 #include "hopper/gather.cuh"
 #include "hopper/uniform.cuh"
@@ -21,8 +25,8 @@
 #define IN_CLUSTER
 #endif
 
-// A CTA's tile of outputs, of `k_tiles` K tiles. `pixels_from(pixel0, first)`: their pixels from the
-// tile `first` on, for the producer. NOTE: `residual`, which may be null, is not __restrict__, or
+// A CTA's tile of outputs, of `k_tiles` K tiles. `pixels_from(pixel0, first)`: their pixels from
+// the tile `first` on, for the producer. NOTE: `residual`, which may be null, is not __restrict__, or
 // the compiler could read what the previous launch still writes ahead of the wait.
 template <typename PixelsFrom>
 __device__ __forceinline__ void compute_tile(const TensorMaps& maps, const PixelsFrom& pixels_from,
@@ -41,7 +45,8 @@ __device__ __forceinline__ void compute_tile(const TensorMaps& maps, const Pixel
 
   prefetch_tensor_maps(maps.weights, maps.pixels, maps.out, maps.second);
 #if TILE_PARTS > 1
-  const Arrivals arrivals = arrivals_at(pipeline.end());
+  using Split = SplitK<WarpgroupTile::BLOCKS>;
+  const Arrivals arrivals = Split::arrivals_at(pipeline.end());
   begin_block(pipeline, arrivals);
   cluster_arrive_relaxed();  // others may send to this CTA
 #else
@@ -63,9 +68,14 @@ __device__ __forceinline__ void compute_tile(const TensorMaps& maps, const Pixel
     acquire_registers<CONSUMER_REGISTERS>();
     WarpgroupTile warpgroup_tile(tiles, warpgroup);
 #if TILE_PARTS > 1
-    OwnOutputs outputs;
+    typename WarpgroupTile::Outputs outputs[Split::OWN];
     const auto load_added = [&] {
-      ::load_added(outputs, warpgroup_tile, p, pixel0, channel0, bias, residual);
+      wait_for_previous_launch();
+#pragma unroll
+      for (int i = 0; i < Split::OWN; ++i) {
+        const int block = Split::first() + i;
+        outputs[i].load(warpgroup_tile, p, pixel0, channel0, block, bias, residual);
+      }
     };
     if constexpr (WarpgroupTile::LOADS_EARLY) load_added();
 #endif
@@ -92,9 +102,9 @@ __device__ __forceinline__ void compute_tile(const TensorMaps& maps, const Pixel
       tma_store_wait();
     }
 #else
-    const unsigned char* received = shared + (pipeline.end() + 16 - tiles);
     if constexpr (!WarpgroupTile::LOADS_EARLY) load_added();
-    reduce_split_k(warpgroup_tile, outputs, p, out, received, arrivals);
+    Split::reduce(warpgroup_tile.accumulators.main, shared + (arrivals.end() - tiles), arrivals,
+                  [&](int i, const float (&sums)[4]) { outputs[i].write(p, sums, out); });
 #endif
   }
 }

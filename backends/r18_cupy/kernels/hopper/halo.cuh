@@ -9,7 +9,9 @@
 //
 // Constraints: stride 1; one consumer warpgroup; the image rows under a tile fit in shared memory.
 #pragma once
+#include "common/settle.cuh"
 #include "hopper/products.cuh"
+#include "hopper/uniform.cuh"
 
 constexpr int STAGE_BYTES = TILE_M * ROW_BYTES;  // of weights
 

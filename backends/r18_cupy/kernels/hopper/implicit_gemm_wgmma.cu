@@ -107,7 +107,8 @@ struct WarpgroupTile {
 
     // Finishes the sums and writes them.
     template <typename T>
-    __device__ __forceinline__ void write(const ConvShape& p, const float4& sums, T* out) const {
+    __device__ __forceinline__ void write(const ConvShape& p, const float (&sums)[4],
+                                          T* out) const {
       const auto finish = [&](float sum, int i, float residual) {
         return epilogue<float>(p, sum, i, 0, biases, &residual);
       };
@@ -115,30 +116,22 @@ struct WarpgroupTile {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float2 added = unpack<T>(transposed(residuals[i]));
-          const float first = finish(i == 0 ? sums.x : sums.z, i, added.x);
-          const float second = finish(i == 0 ? sums.y : sums.w, i, added.y);
+          const float first = finish(sums[2 * i], i, added.x);
+          const float second = finish(sums[2 * i + 1], i, added.y);
           const unsigned pair = transposed(pack<T>(first, second));
           if (valid[i]) *reinterpret_cast<unsigned*>(out + place(p, i)) = pair;
         }
       } else {
-        const float four[4] = {sums.x, sums.y, sums.z, sums.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (!valid[i]) continue;
-          out[place(p, i)] = finish(four[i], i / 2, __uint_as_float(residuals[i]));
+          out[place(p, i)] = finish(sums[i], i / 2, __uint_as_float(residuals[i]));
         }
       }
     }
 
     __device__ __forceinline__ size_t place(const ConvShape& p, int access) const {
       return first + pixel(access) * p.o + channel(access);
-    }
-
-    // A matrix of eight by eight, a pair of a row in each lane, with rows and columns exchanged.
-    static __device__ __forceinline__ unsigned transposed(unsigned pair) {
-      unsigned result;
-      asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-      return result;
     }
   };
 #endif

@@ -27,7 +27,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   const unsigned stages = slots + shape.slots_nbytes;
   const Pipeline pipeline{stages + TILE_STAGES * STAGE_BYTES, TILE_STAGES};  // of weights
   const Pipeline slot_pipeline{pipeline.end(), shape.slots};
-  const Tile at = tile_at(blockIdx.x, p, shape.rows);
+  Tile at = tile_at(blockIdx.x, p, shape.rows);
   const int chunks = (p.c + TILE_K - 1) / TILE_K, positions = p.kh * p.kw;
   const int slabs = shape.has_residual ? SLABS : 0;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -35,9 +35,9 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   prefetch_tensor_maps(weight, x, residual, out);
   begin_block(pipeline, slot_pipeline);
 
-  if (warp >= CONSUMERS / 32) {
+  if (warpgroup_index() == WARPGROUPS) {
     release_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMERS) {
+    if (warp == CONSUMERS / 32 && elect_one()) {
       // The weights of the first stages are loaded before the previous launch has ended.
       const int count = chunks * positions, ahead = min(count, TILE_STAGES);
       PipelineState state;
@@ -50,6 +50,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
         if (++position == positions) position = 0, ++chunk;
       };
       for (int i = 0; i < ahead; ++i) load_weights();
+      settle(at.line0, at.image);
       wait_for_previous_launch();
       PipelineState slot_state;
       int issued = 0;  // chunks, then slabs

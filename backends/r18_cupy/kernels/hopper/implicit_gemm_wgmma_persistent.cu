@@ -81,8 +81,8 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
   prefetch_tensor_maps(weight, x, residual, out);
   begin_block(pipeline, slot_pipeline);
 
-  if (warp == CONSUMERS / 32) {
-    if (lane == 0) {
+  if (warpgroup_index() == WARPGROUPS) {
+    if (elect_one()) {
       Producer producer{x, weight, residual, p, shape, pipeline, slot_pipeline, stages, slots};
       producer.tile = producer.slot_tile = blockIdx.x;
       const int tiles = (shape.tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;

@@ -71,7 +71,7 @@ conv2d_implicit_gemm_wgmma_pingpong(const __grid_constant__ TensorMap x,
   // that its stores precede those of all threads that wait.
   const PerWarpgroup granted{turn.end(), CONSUMERS};
   const int chunks = (p.c + TILE_K - 1) / TILE_K, positions = p.kh * p.kw;
-  const int warpgroup = threadIdx.x / CONSUMERS, lane = threadIdx.x % 32;
+  const int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
 
   prefetch_tensor_maps(weight, x, residual, out);
   begin_block(pipeline, slot_pipeline, turn, granted);
@@ -94,8 +94,8 @@ conv2d_implicit_gemm_wgmma_pingpong(const __grid_constant__ TensorMap x,
   };
 
   if (warpgroup == TURNS) {
-    if (lane != 0) return;
-    if (threadIdx.x == TURNS * CONSUMERS) {
+    if (!elect_one()) return;
+    if (threadIdx.x / 32 == TURNS * CONSUMERS / 32) {
       // Weights do not depend on the previous launch.
       PipelineState state;
       int used = 0;  // stages
@@ -111,11 +111,12 @@ conv2d_implicit_gemm_wgmma_pingpong(const __grid_constant__ TensorMap x,
         }
       }
     } else {
+      Tile at = tile_at(blockIdx.x, p, shape.rows);
+      settle(at.line0, at.image);
       wait_for_previous_launch();
       PipelineState slot;
       int used = 0, nth = 0;  // slots; tiles
       for (int index = blockIdx.x; index < shape.tiles; index += gridDim.x, ++nth) {
-        const Tile at = tile_at(index, p, shape.rows);
         for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(shape.slots)) {
           const unsigned full = slot_pipeline.full(slot.stage);
           if (used++ >= shape.slots) mbarrier_wait(slot_pipeline.empty(slot.stage), slot.phase ^ 1);
@@ -127,6 +128,7 @@ conv2d_implicit_gemm_wgmma_pingpong(const __grid_constant__ TensorMap x,
           mbarrier_arrive(granted.of(nth % TURNS), CONSUMERS - 1);
           grant(nth, index);
         }
+        at = tile_at(index + gridDim.x, p, shape.rows);
       }
     }
     return;

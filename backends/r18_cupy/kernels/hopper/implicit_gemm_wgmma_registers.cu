@@ -9,8 +9,8 @@
 // 3. Epilogue as in implicit_gemm_wgmma.cu.
 //
 // Constraints: sm_90a; float32 storage; TILE_M ≤ 64, since accumulators (promotion.cuh) and two
-// buffers of operands are in registers. The host packs weights as 32 high halves, then 32 low halves
-// in 128 bytes.
+// buffers of operands are in registers. The host packs weights as 32 high halves, then 32 low
+// halves in 128 bytes.
 #include "mma/split.cuh"
 #include "hopper/gather.cuh"
 #include "hopper/promotion.cuh"
@@ -202,15 +202,15 @@ struct WarpgroupTile {
     }
 
     // Finishes the sums and writes them.
-    __device__ __forceinline__ void write(const ConvShape& p, const float4& sums,
+    __device__ __forceinline__ void write(const ConvShape& p, const float (&sums)[4],
                                           float* out) const {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const auto finish = [&](float sum, float bias, float residual) {
           return epilogue<float>(p, sum, 0, 0, &bias, &residual);
         };
-        const float2 pair{finish(i == 0 ? sums.x : sums.z, biases.x, residuals[i].x),
-                          finish(i == 0 ? sums.y : sums.w, biases.y, residuals[i].y)};
+        const float2 pair{finish(sums[2 * i], biases.x, residuals[i].x),
+                          finish(sums[2 * i + 1], biases.y, residuals[i].y)};
         if (valid[i]) *reinterpret_cast<float2*>(out + first + 8 * i * p.o) = pair;
       }
     }

@@ -122,7 +122,11 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
   for (int index = first; index < shape.tiles; index += apart, ++turns) {
     Accumulator sums;
     PixelTile at;
-    if (storing) at = pixel_tile_at(index, shape), at.settle();
+    if (storing) {  // before the products: divisions take hundreds of cycles
+      at = pixel_tile_at(index, shape);
+      at.settle();
+    }
+    __syncwarp();
     const int used = turns * TURNS + warpgroup, stage = used % TILE_STAGES;
     mbarrier_wait(pipeline.full(stage), used / TILE_STAGES & 1);
     // Warpgroup 0 has the first turn from the start.

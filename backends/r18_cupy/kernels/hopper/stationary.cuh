@@ -12,6 +12,7 @@
 // The host packs weights as the lanes hold them (`lane_order` in
 // hopper/implicit_gemm_wgmma_stationary.py).
 #pragma once
+#include "common/settle.cuh"
 #include "hopper/products.cuh"
 #include "hopper/uniform.cuh"
 #include "hopper/wgmma_stationary.cuh"
@@ -40,11 +41,7 @@ struct StationaryShape {
 // A tile's first row, first column, and image.
 struct PixelTile {
   int line0, column0, image;
-
-  // Computes them here and not where they are first needed.
-  __device__ __forceinline__ void settle() {
-    asm volatile("" : "+r"(line0), "+r"(column0), "+r"(image));
-  }
+  __device__ __forceinline__ void settle() { ::settle(line0, column0, image); }
 };
 
 __device__ __forceinline__ PixelTile pixel_tile_at(unsigned index, const StationaryShape& shape) {
@@ -98,9 +95,9 @@ struct StationaryWeights {
     }
   }
 
-  // Multiplies a patch by the weights; the sums begin at zero. Calls `almost` when only the products
-  // of the last position are in flight: products that another warpgroup then issues queue behind
-  // them. On return the patch has been read.
+  // Multiplies a patch by the weights; the sums begin at zero. Calls `almost` when only the
+  // products of the last position are in flight: products that another warpgroup then issues queue
+  // behind them. On return the patch has been read.
   template <typename Almost>
   __device__ __forceinline__ void multiply(Accumulator& sums, unsigned patch,
                                            const Almost& almost) const {

@@ -13,8 +13,8 @@
 //    and ReLU, and writes them. Multipliers have loaded the residual before the first product,
 //    producers after their last tile.
 //
-// Compared to conv/winograd_*.cu there is one launch instead of three, and neither transformed tiles
-// nor products cross the L2. But each block of TILE_M channels transforms the tiles again.
+// Compared to conv/winograd_*.cu there is one launch instead of three, and neither transformed
+// tiles nor products cross the L2. But each block of TILE_M channels transforms the tiles again.
 //
 // In the main loop three of four issue slots are used, and three of four instructions are products.
 // Two warps of multipliers and one of producers share each of an SM's schedulers.
@@ -29,7 +29,7 @@
 #include "common/fast_divide.cuh"
 #include "conv/winograd.cuh"
 #include "hopper/bulk.cuh"
-#include "hopper/cluster.cuh"
+#include "hopper/cluster_send.cuh"
 
 constexpr int OUTPUT = 2, EXTENT = OUTPUT + 2, POSITIONS = EXTENT * EXTENT;
 constexpr int PRODUCERS = 128, MULTIPLIERS = 16 * POSITIONS;
@@ -41,16 +41,18 @@ constexpr int LANE_CHANNELS = TILE_M / SIDE, LANE_TILES = TILE_N / SIDE;
 
 // Threads along the tiles, where tiles are transformed; the others are along the channels.
 constexpr int TILE_LANES = TILE_N <= 16 ? 16 : 32;
-// Channels that producers transform at a time, tiles of each in a step, and channels that all threads
-// transform back at a time.
+// Channels that producers transform at a time, tiles of each in a step, and channels that all
+// threads transform back at a time.
 constexpr int ROWS = PRODUCERS / TILE_LANES, ITEMS = TILE_K / ROWS;
 constexpr int BACK_ROWS = THREADS / TILE_LANES;
 static_assert(TILE_M % SIDE == 0 && TILE_N % SIDE == 0, "lanes have equal shares");
 static_assert(TILE_N <= TILE_LANES && TILE_K % ROWS == 0, "producers have whole steps");
+static_assert(PRODUCERS % TILE_LANES == 0 && THREADS % TILE_LANES == 0, "whole rows of threads");
 static_assert(TILE_PARTS <= 8, "clusters of a portable size");
 
 // The output tiles, of all TILE_M channels, that a CTA adds up.
 constexpr int SHARE = (TILE_M * TILE_N + TILE_PARTS - 1) / TILE_PARTS;
+static_assert((TILE_PARTS - 1) * SHARE <= TILE_M * TILE_N, "every part has a share");
 constexpr int SHARE_ROUNDS = (SHARE + THREADS - 1) / THREADS;
 
 template <int WIDTH>
@@ -312,30 +314,19 @@ __device__ __forceinline__ float4 transform_back(const float* sums) {
   return {rows[0][0], rows[0][1], rows[1][0], rows[1][1]};
 }
 
-// Stores to shared memory of any CTA of the cluster; the mbarrier there counts the bytes (PTX ISA,
-// "st.async").
-__device__ __forceinline__ void cluster_store(unsigned address, const float4& value,
-                                              unsigned mbarrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-      ::"r"(address), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(mbarrier)
-      : "memory");
-}
-
 // Transforms all sums back and sends each tile to the part that adds it up.
-__device__ __forceinline__ void send_outputs(const Shared& shared) {
+__device__ __forceinline__ void send_outputs(const Shared& shared, const Arrivals& arrivals) {
   const int lane = threadIdx.x % TILE_LANES, row = threadIdx.x / TILE_LANES;
   if (lane >= TILE_N) return;
-  const unsigned arrived = shared_address(&shared.arrived);
 #pragma unroll
   for (int i = 0; i < (TILE_M + BACK_ROWS - 1) / BACK_ROWS; ++i) {
     const int channel = i * BACK_ROWS + row;
     if (TILE_M % BACK_ROWS && channel >= TILE_M) break;
     const int index = channel * TILE_N + lane, part = index / SHARE;
     const unsigned place = shared_address(&shared.outputs[blockIdx.z][index - part * SHARE]);
-    cluster_store(cluster_address(place, part),
-                  transform_back(&shared.sums[0][channel][Tiles::place(lane)]),
-                  cluster_address(arrived, part));
+    const float4 four = transform_back(&shared.sums[0][channel][Tiles::place(lane)]);
+    cluster_send(cluster_address(place, part), {four.x, four.y, four.z, four.w},
+                 cluster_address(arrivals.mbarrier, part));
   }
 }
 
@@ -404,13 +395,15 @@ winograd_cluster(const float* __restrict__ x, const float* __restrict__ weight,
   const float* const filters = weight + (size_t)(blockIdx.y * g.steps + first_step) * FILTER_FLOATS;
   // The output tiles that this CTA adds up.
   const int begin = blockIdx.z * SHARE, end = min(begin + SHARE, TILE_M * TILE_N);
+  const Arrivals arrivals{shared_address(&shared.arrived),
+                          (end - begin) * TILE_PARTS * (int)sizeof(float4)};
 
   if (leads) {
     for (int stage = 0; stage < TILE_STAGES; ++stage) {
       mbarrier_init(shared_address(&shared.full[stage]), 1 + PRODUCERS);
       mbarrier_init(shared_address(&shared.empty[stage]), MULTIPLIERS);
     }
-    mbarrier_init(shared_address(&shared.arrived), 1);
+    arrivals.init();
     mbarrier_init_fence();
   }
   InputTile tile(x, p, TilePlace(g, threadIdx.x % TILE_LANES),
@@ -418,8 +411,6 @@ winograd_cluster(const float* __restrict__ x, const float* __restrict__ weight,
   __syncthreads();
   cluster_arrive_relaxed();  // others may send to this CTA
   if (leads) {
-    mbarrier_arrive_expect_tx(shared_address(&shared.arrived),
-                              (end - begin) * TILE_PARTS * (int)sizeof(float4));
 #pragma unroll 1
     for (int step = 0; step < min(steps, TILE_STAGES); ++step) {
       request_filters(shared, filters, step);
@@ -443,8 +434,8 @@ winograd_cluster(const float* __restrict__ x, const float* __restrict__ weight,
   __syncwarp();
   cluster_wait();
   __syncthreads();
-  send_outputs(shared);
-  mbarrier_wait(shared_address(&shared.arrived), 0);
+  send_outputs(shared, arrivals);
+  arrivals.wait();
 #pragma unroll
   for (int i = 0; i < SHARE_ROUNDS; ++i) {
     if (outputs[i].widths[0] == 0) continue;

@@ -32,3 +32,11 @@ __device__ __forceinline__ void store_transposed_pair(unsigned address,
                "r"(pairs[0]), "r"(pairs[1])
                : "memory");
 }
+
+// Exchanges rows and columns of an 8×8 matrix of 16-bit elements in registers: lane i has elements
+// 2·(i % 4) and the next of row i / 4 (PTX ISA, "movmatrix"). All lanes of a warp together.
+__device__ __forceinline__ unsigned transposed(unsigned pair) {
+  unsigned result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
