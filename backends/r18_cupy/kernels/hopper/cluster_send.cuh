@@ -2,15 +2,15 @@
 // sm_90 and later (PTX ISA, "st.async").
 //
 // No CTA waits at a barrier of the cluster after it has written. A barrier that releases waits for
-// all writes of its threads (MEMBAR.ALL.GPU), and one more would keep CTAs from exiting while
-// others read their shared memory.
+// all writes of its threads (MEMBAR.ALL.GPU). If CTAs read each other's memory instead, they would
+// also need a second barrier before they exit.
 #pragma once
 #include "hopper/cluster.cuh"
 #include "hopper/mbarrier.cuh"
 
 // Stores four numbers to shared memory of any CTA; `mbarrier` is of the same CTA. Both are
-// `cluster_address`es. NOTE: the operands are the numbers themselves. A conversion to bits before
-// the instruction would be moved ahead of the wait for `wgmma`, if it wrote them.
+// `cluster_address`es. NOTE: takes the numbers as they are. The compiler could move a conversion to
+// bits ahead of the wait for the `wgmma` that writes them.
 __device__ __forceinline__ void cluster_send(unsigned address, const float (&four)[4],
                                              unsigned mbarrier) {
   asm volatile(
@@ -27,11 +27,13 @@ __device__ __forceinline__ void cluster_send(unsigned address, const int (&four)
 }
 
 // The mbarrier of all that others send to this CTA, `nbytes` in one phase. They may send once they
-// have passed a barrier of the cluster at which this CTA arrived after `begin_block`.
+// have passed a barrier of the cluster at which this CTA arrived after `init` and a barrier of its
+// own threads.
 struct Arrivals {
   unsigned mbarrier;
   int nbytes;
 
+  // Where memory after the mbarrier begins, aligned to 16 bytes.
   __device__ __forceinline__ unsigned end() const { return mbarrier + 16; }
   // One thread, once. The phase cannot end before this arrival, whenever the bytes arrive.
   __device__ __forceinline__ void init() const {

@@ -8,7 +8,8 @@
 // adds up some blocks of all warpgroups, and the thread that adds up a sum is the one that has it
 // in every CTA.
 //
-// The including file defines CONSUMERS and TILE_PARTS.
+// The including file defines CONSUMERS, TILE_PARTS and `shared_address`. The CTAs of a cluster are
+// along blockIdx.y, which is a CTA's rank.
 #pragma once
 #include "hopper/cluster_send.cuh"
 #include "mma/transposed_matrices.cuh"

@@ -26,8 +26,8 @@
 #endif
 
 // A CTA's tile of outputs, of `k_tiles` K tiles. `pixels_from(pixel0, first)`: their pixels from
-// the tile `first` on, for the producer. NOTE: `residual`, which may be null, is not __restrict__, or
-// the compiler could read what the previous launch still writes ahead of the wait.
+// the tile `first` on, for the producer. NOTE: `residual`, which may be null, is not __restrict__,
+// or the compiler could read what the previous launch still writes ahead of the wait.
 template <typename PixelsFrom>
 __device__ __forceinline__ void compute_tile(const TensorMaps& maps, const PixelsFrom& pixels_from,
                                              const float* bias, const STORAGE* residual,

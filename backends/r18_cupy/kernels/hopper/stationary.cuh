@@ -128,8 +128,8 @@ struct StationaryWeights {
 // -- copies ---------------------------------------------------------------------------------------
 
 // A producer thread: loads the patches of all tiles of the CTA, `chunks` of 128 bytes of channels
-// of each, as far ahead as the stages reach. A tile is found before it is needed, the first before
-// the previous launch has ended: divisions take a thread hundreds of cycles.
+// of each, as far ahead as the stages reach. A tile is found before it is needed, because divisions
+// take a thread hundreds of cycles; the first ends behind the wait all the same (settle.cuh).
 __device__ __forceinline__ void load_patches(const Pipeline& pipeline, unsigned stages,
                                              const TensorMap& x, const ConvShape& p,
                                              const StationaryShape& shape, const Share& share,

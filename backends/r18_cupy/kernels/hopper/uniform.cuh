@@ -4,9 +4,9 @@
 #pragma once
 
 // True in one lane of a warp, all of whose lanes call it. NOTE: the assembler knows that one thread
-// enters a branch on it. After a comparison with threadIdx.x each TMA instruction is a loop over
-// the threads that may be active, and a load is issued only every 200 cycles. sm_90 and later (PTX
-// ISA, "elect.sync").
+// enters a branch on it, as after threadIdx.x == 0. After other comparisons, such as
+// threadIdx.x == CONSUMERS, a TMA instruction may be a loop over the threads that may be active,
+// and a load is issued only every 200 cycles. sm_90 and later (PTX ISA, "elect.sync").
 __device__ __forceinline__ bool elect_one() {
   unsigned elected;
   asm volatile(
