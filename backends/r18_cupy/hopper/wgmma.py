@@ -67,9 +67,10 @@ class WgmmaTile(TileConfig):
 
     @property
     def received_nbytes(self) -> int:
-        """Bytes of the sums that a block receives from the others of its cluster, and of their
-        mbarrier: 16 of each consumer thread for its share of the groups of eight rows of B
-        (kernels/hopper/cluster_split_k.cuh).
+        """Bytes of the sums that a CTA receives from the others of its cluster, and of their
+        mbarrier: from each of them 16 bytes for each consumer thread and each block of sums that
+        this CTA adds up (kernels/hopper/cluster_split_k.cuh). Where pixels are split in registers,
+        B's rows are channels; in those tiles m = n.
         """
         if self.parts == 1:
             return 0

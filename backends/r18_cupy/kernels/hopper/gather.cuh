@@ -92,7 +92,7 @@ __device__ __forceinline__ void produce(const TensorMaps& maps, Pixels pixels,
     tma_load(tiles + stage * STAGE_BYTES, maps.weights, pipeline.full(stage), k * TILE_K, channel0);
   };
   for (int i = 0; i < TILE_STAGES && first + i < last; ++i) load_weights(first + i, i);
-  pixels.settle();  // some 700 cycles; the assembler may still move them (settle.cuh)
+  pixels.settle();  // divisions: 700 cycles; the assembler may still move them (settle.cuh)
   wait_for_previous_launch();
   PipelineState state;
   for (int k = first; k < last; ++k, state.advance(TILE_STAGES)) {
