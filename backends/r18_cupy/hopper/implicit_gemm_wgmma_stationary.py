@@ -1,5 +1,5 @@
-"""Weight-stationary implicit GEMM with TMA and `wgmma` for 3×3 windows of stride 1: fp16, bf16 and
-tf32. NHWC.
+"""Weight-stationary implicit GEMM with TMA and `wgmma` for 3×3 windows of stride 1: fp16, bf16,
+tf32 and fp16x3. NHWC.
 
 The weights of 64 output channels stay in the registers of a block while patches of pixels pass
 through shared memory, so only the pixels are read there. See
@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from r18.backend import Array
+from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, Problem
-from r18.graph.precision import BF16, FP16, TF32, Precision
+from r18.graph.precision import Precision
 from r18_cupy.conv.base import bias_and_residual, conv_shape
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
@@ -26,11 +26,13 @@ from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import ImplicitGemmWgmmaPingpo
 from r18_cupy.hopper.wgmma import (
     ALIGNMENT,
     BARRIER_NBYTES,
+    PRECISIONS,
     STEPS,
     WgmmaConv,
     WgmmaTile,
     chunk_of,
     pack_weight,
+    steps_of,
 )
 
 WINDOW = (3, 3)
@@ -92,9 +94,12 @@ class StationaryTile(WgmmaTile):
 def tiles_of(precision: Precision) -> tuple[StationaryTile, ...]:
     """The compiled tiles: 14 rows, a quarter of 56 or a half of 28, and 7 rows.
 
-    A chunk has 64 input channels in 16 bits and 32 in tf32.
+    A chunk has 64 input channels in 16 bits and 32 in tf32 and fp16x3. Two accumulators in fp16x3
+    leave registers for 8 rows, a seventh of 56, and for one chunk of a warpgroup.
     """
     k = ROW_BYTES // precision.dtype.itemsize
+    if precision.splits:
+        return (_tile(8, k, 8, chunks=2),)
     stages = 6 if precision.dtype.itemsize == 2 else 5
     return tuple(_tile(height, k, stages, chunks) for chunks in (1, 2) for height in (14, 7))
 
@@ -136,14 +141,21 @@ OUTPUT_BYTES_PER_CYCLE = 45  # plus a part that grows with the bytes written,
 RESIDUAL_BYTES_PER_CYCLE = 26  # and with those of the residual
 
 
-def estimate(problem: Problem, tile: StationaryTile) -> float:
-    """Rough cycles of the block with the most tiles. A K step takes half a cycle per pixel."""
-    products = POSITIONS * STEPS * tile.groups_k * tile.n / 2
+def estimate(problem: Problem, precision: Precision, tile: StationaryTile) -> float:
+    """Rough cycles of the block with the most tiles. A K step takes half a cycle per pixel.
+
+    In fp16x3 without the time to split patches, a fifth of the whole: the estimates of the kernels
+    that `pays` compares with leave it out as well. A block's first residual then costs nothing,
+    since it is added while the other warpgroup multiplies.
+    """
+    products = POSITIONS * steps_of(precision) * tile.groups_k * tile.n / 2
     set_nbytes = tile.n * ROW_BYTES * (tile.m // tile.k)
+    tiles = rounds(problem, tile)
     cycles = SLOWDOWN * products + TILE_LATENCY + set_nbytes / OUTPUT_BYTES_PER_CYCLE
+    residuals = tiles - 1 if precision.splits else tiles
     if cast(Conv2d, problem.op).residual:
-        cycles += set_nbytes / RESIDUAL_BYTES_PER_CYCLE
-    return BLOCK_LATENCY + rounds(problem, tile) * cycles
+        return BLOCK_LATENCY + tiles * cycles + residuals * set_nbytes / RESIDUAL_BYTES_PER_CYCLE
+    return BLOCK_LATENCY + tiles * cycles
 
 
 def rounds(problem: Problem, tile: StationaryTile) -> int:
@@ -175,6 +187,11 @@ class ImplicitGemmWgmmaStationary(WgmmaConv):
         return tiles_of(self.precision)
 
     @property
+    def contract(self) -> RoundingContract:
+        contract = super().contract
+        return replace(contract, promoted=POSITIONS * contract.promoted)  # a chunk of each position
+
+    @property
     def extra_problems(self) -> tuple[Problem, ...]:
         """For one chunk of input channels and for two: a problem with full chunks, a residual and
         ReLU, and one whose last chunk and last 64 outputs are partly filled. Each has several tiles
@@ -204,7 +221,7 @@ class ImplicitGemmWgmmaStationary(WgmmaConv):
     def tile_for(self, problem: Problem) -> StationaryTile | None:
         """The tile with the lowest estimate among those that take the problem. Pure."""
         fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
-        return min(fitting, key=lambda tile: estimate(problem, tile), default=None)
+        return min(fitting, key=lambda tile: estimate(problem, self.precision, tile), default=None)
 
     def pays(self, problem: Problem) -> bool:
         """Whether it should take less time than implicit_gemm_wgmma.py and, where that one pays,
@@ -218,7 +235,7 @@ class ImplicitGemmWgmmaStationary(WgmmaConv):
         pingpong = ImplicitGemmWgmmaPingpong(self.precision)
         if pingpong.pays(problem):
             others.append(pingpong.cycles(problem, cast(WgmmaTile, pingpong.tile_for(problem))))
-        return estimate(problem, tile) < min(others)
+        return estimate(problem, self.precision, tile) < min(others)
 
     def obstacle(self, problem: Problem, tile: StationaryTile) -> str | None:
         """Why a tile does not take a problem of this window and stride, or None."""
@@ -292,5 +309,4 @@ class ImplicitGemmWgmmaStationary(WgmmaConv):
 
 
 def implicit_gemm_wgmma_stationary_kernels() -> tuple[ImplicitGemmWgmmaStationary, ...]:
-    """Kernels of all precisions but fp16x3, whose weights would need twice as many registers."""
-    return tuple(ImplicitGemmWgmmaStationary(precision) for precision in (FP16, BF16, TF32))
+    return tuple(ImplicitGemmWgmmaStationary(precision) for precision in PRECISIONS)

@@ -1,5 +1,5 @@
 // Weight-stationary implicit GEMM on Hopper for 3×3 windows of stride 1 (stationary.cuh). NHWC;
-// fp16, bf16, tf32.
+// fp16, bf16, tf32, fp16x3.
 //
 // One CTA per SM computes tiles of pixels by 64 channels:
 // 1. One producer thread loads patches into a ring of stages, another one loads residuals into a
@@ -9,6 +9,7 @@
 //    TILE_GROUPS_K = 1: each holds all weights, and a tile is one patch.
 //    TILE_GROUPS_K = 2: each holds the weights of one chunk of 128 bytes of channels, and a tile is
 //    two patches.
+//    SPLIT: before its turn a warpgroup splits its patch.
 // 3. Epilogue, while the other warpgroup multiplies: bias, residual and ReLU, then a TMA store from
 //    slabs. With TILE_GROUPS_K = 2 warpgroup 0 adds bias and residual and passes its sums on to
 //    warpgroup 1, which adds its own, applies ReLU and writes the outputs.
@@ -27,6 +28,7 @@ constexpr int PASSED_BYTES = TILE_GROUPS_K > 1 ? TILE_N / 2 * CONSUMERS * sizeof
 constexpr int FEW_REGISTERS = 24, MANY_REGISTERS = 240;
 
 static_assert(TILE_GROUPS_K == 1 || TILE_GROUPS_K == TURNS, "each warpgroup has weights");
+static_assert(!SPLITS || TILE_GROUPS_K == TURNS, "a warpgroup splits what it alone multiplies");
 
 // Barrier of one consumer warpgroup. The numbers are literals: the compiler would otherwise reserve
 // all sixteen.
@@ -120,22 +122,28 @@ conv2d_implicit_gemm_wgmma_stationary(const __grid_constant__ TensorMap x,
   const int first = share.first + nth_writer * share.apart, apart = WRITERS * share.apart;
   int turns = 0;  // that the warpgroup has had
   for (int index = first; index < shape.tiles; index += apart, ++turns) {
-    Accumulator sums;
+    StationarySums products;
     PixelTile at;
     if (storing) {  // before the products: divisions take hundreds of cycles
       at = pixel_tile_at(index, shape);
-      at.settle();
+      settle(at.line0, at.column0, at.image);
     }
     __syncwarp();
     const int used = turns * TURNS + warpgroup, stage = used % TILE_STAGES;
     mbarrier_wait(pipeline.full(stage), used / TILE_STAGES & 1);
+    if constexpr (SPLITS) {
+      split_patch(stages + stage * STAGE_BYTES);
+      fence_async_proxy();
+      warpgroup_barrier(warpgroup);
+    }
     // Warpgroup 0 has the first turn from the start.
     if (turns + warpgroup > 0) mbarrier_wait(turn.of(warpgroup), (turns - 1 + warpgroup) & 1);
-    weights.multiply(sums, stages + stage * STAGE_BYTES, [&] {
+    weights.multiply(products, stages + stage * STAGE_BYTES, [&] {
       if (elected) mbarrier_arrive(turn.of(1 - warpgroup));
     });
     if (elected) mbarrier_arrive(pipeline.empty(stage));
 
+    Accumulator& sums = products.fold();
     const auto add_bias_and_residual = [&](const LaneBias& lane_bias) {
       if (shape.has_residual) ring.add_to(sums, turns * WRITERS + nth_writer);
       lane_bias.add_to(sums);

@@ -11,6 +11,9 @@
 //
 // The host packs weights as the lanes hold them (`lane_order` in
 // hopper/implicit_gemm_wgmma_stationary.py).
+//
+// SPLIT (fp16x3): two consumer warpgroups hold a chunk of 32 channels each, high and low halves.
+// Sums are promoted once for each chunk: there are no registers for more (promotion.cuh).
 #pragma once
 #include "common/settle.cuh"
 #include "hopper/products.cuh"
@@ -25,7 +28,7 @@ constexpr int SLAB_BYTES = TILE_N * ROW_BYTES;
 constexpr int SET_BYTES = SLABS * SLAB_BYTES;  // a set of slabs: a tile's outputs, or its residual
 constexpr int EIGHTS = TILE_N / 8;             // rows of a tile
 
-static_assert(!SPLITS && TILE_GROUPS_M == 1 && TILE_GROUPS_N == 1,
+static_assert(TILE_GROUPS_M == 1 && TILE_GROUPS_N == 1,
               "a warpgroup has the registers for the weights of 64 channels");
 static_assert(TILE_N == TILE_HEIGHT * WIDTH, "one instruction multiplies a tile's pixels");
 static_assert(SLAB_BYTES % 1024 == 0, "slabs are aligned");
@@ -79,9 +82,29 @@ __device__ __forceinline__ unsigned long long patch_descriptor(unsigned address)
   return swizzle_128b_descriptor(address) + (ROWS << 32);
 }
 
+// A thread's sums of a patch.
+struct StationarySums {
+  Accumulator main;
+#ifdef SPLIT
+  Accumulator cross;  // products of a high and a low half
+
+  // The sums, after the last product has completed.
+  __device__ __forceinline__ Accumulator& fold() {
+    fence_registers(main);
+    fence_registers(cross);
+#pragma unroll
+    for (int i = 0; i < TILE_N / 2; ++i) main[i] = fmaf(cross[i], 1 / LOW_SCALE, main[i]);
+    return main;
+  }
+#else
+  __device__ __forceinline__ Accumulator& fold() { return main; }
+#endif
+};
+
 // A thread's weights: of each position of the window, 128 bytes of channels.
 struct StationaryWeights {
   static constexpr int COUNT = POSITIONS * STEPS;
+  static constexpr int MAIN_STEPS = SPLITS ? STEPS / 2 : STEPS;  // the others are of low halves
   uint4 steps[COUNT];
 
   // `packed`: the warpgroup's weights. Volatile: otherwise the compiler would load them again for
@@ -99,7 +122,7 @@ struct StationaryWeights {
   // products of the last position are in flight: products that another warpgroup then issues queue
   // behind them. On return the patch has been read.
   template <typename Almost>
-  __device__ __forceinline__ void multiply(Accumulator& sums, unsigned patch,
+  __device__ __forceinline__ void multiply(StationarySums& sums, unsigned patch,
                                            const Almost& almost) const {
     const unsigned long long corner = patch_descriptor(patch);
     wgmma_fence();
@@ -108,14 +131,22 @@ struct StationaryWeights {
       const int shift = position / WINDOW * PATCH_WIDTH + position % WINDOW;
       if (position == POSITIONS - 1) wgmma_commit();
 #pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
+      for (int step = 0; step < MAIN_STEPS; ++step) {
         const int i = position * STEPS + step;
         const unsigned long long b = corner + shift * ROW_BYTES / 16 + step * K_STEP;
         if (i == 0) {
-          wgmma_stationary_begin(Operand(), sums, steps[i], b);
+          wgmma_stationary_begin(Operand(), sums.main, steps[i], b);
         } else {
-          wgmma_stationary(Operand(), sums, steps[i], b);
+          wgmma_stationary(Operand(), sums.main, steps[i], b);
         }
+#ifdef SPLIT
+        if (i == 0) {
+          wgmma_stationary_begin(Operand(), sums.cross, steps[i], b + MAIN_STEPS * K_STEP);
+        } else {
+          wgmma_stationary(Operand(), sums.cross, steps[i], b + MAIN_STEPS * K_STEP);
+        }
+        wgmma_stationary(Operand(), sums.cross, steps[i + MAIN_STEPS], b);
+#endif
       }
     }
     wgmma_commit();
@@ -124,6 +155,17 @@ struct StationaryWeights {
     wgmma_wait<0>();
   }
 };
+
+// Splits a patch in place, eight pixels at a time. All threads of a consumer warpgroup. The last
+// group may include up to seven rows past the end, which belong to no pixel.
+__device__ __forceinline__ void split_patch(unsigned patch) {
+  constexpr int WARPS = CONSUMERS / 32, AT_ONCE = 2;
+  constexpr int GROUPS = (PATCH_BYTES + 1023) / 1024;
+  for (int first = threadIdx.x % CONSUMERS / 32; first < GROUPS; first += AT_ONCE * WARPS) {
+    const auto rows_at = [&](int i) { return patch + (first + i * WARPS) * 1024; };
+    split_eights<AT_ONCE>(rows_at, (GROUPS - first + WARPS - 1) / WARPS);
+  }
+}
 
 // -- copies ---------------------------------------------------------------------------------------
 
