@@ -78,6 +78,7 @@ conv2d_implicit_gemm_cluster(const float* __restrict__ x, const float* __restric
     const unsigned image = quotient(first + v, g.plane);
     starts[v] = image * p.o * plane + (first + v - image * plane);
   }
+  __syncwarp();
   cluster_wait();
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
