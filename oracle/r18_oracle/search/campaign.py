@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import islice
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -77,6 +78,18 @@ class KernelReport:
         return self.finding is not None and self.finding.check == "runs"
 
 
+@dataclass(frozen=True)
+class Part:
+    """What of a campaign to run: one of its shares or some of the network's problems.
+
+    share:   the place of one of `shares`: 0 for the kernel's own, with its checks on state.
+    network: (n, of): every of-th of the network's problems, from the n-th on.
+    """
+
+    share: int | None = None
+    network: tuple[int, int] | None = None
+
+
 LARGE = 1 << 19
 """Elements of a corner, weights included, above which it gets the checks of a network's problem: a
 table of pixels for each of 65,537 channels takes 134 MB in float64, in every call."""
@@ -96,15 +109,16 @@ def run_campaign(
     *,
     backend_name: str | None = None,
     network_name: str | None = "resnet18",
+    part: Part | None = None,
     announce: Announce = lambda problem, kind, seed: None,
 ) -> KernelReport:
     """Search one kernel for a fault; the report's finding is the smallest failing problem.
 
-    network_name: the network whose problems to include; None for no network. The same seed gives
-    the same problems and inputs.
+    network_name: the network whose problems to include; None for no network. part: to run nothing
+    else. The same seed gives the same problems and inputs.
     """
     name = backend_name or backend.name
-    return Campaign(backend, kernel, how, seed, name, network_name, announce).run()
+    return Campaign(backend, kernel, how, seed, name, network_name, announce).run(part)
 
 
 class Campaign:
@@ -131,18 +145,18 @@ class Campaign:
         self._last_passed: Callable[[], bool] | None = None  # examines that problem again
         self._smallest_passed: Problem | None = None
 
-    def run(self) -> KernelReport:
-        """Stop at the first fault; see `run_campaign`."""
+    def run(self, part: Part | None = None) -> KernelReport:
+        """Stop at the first fault; see `run_campaign`. With a part, run nothing else."""
         report, start = self.report, time.perf_counter()
         try:
-            checked = self._run_state(base_problem(self.kernel, self.how.max_macs))
-            for share in shares(self.backend, self.kernel, self.how, self.seed):
-                self._run_share(share)
-            if not checked:
-                self._run_state(self._smallest_passed)
-            if self.network_name is not None:
-                self._run_network(self.network_name)
-            report.finding = self._idle_choice()
+            if part is None:
+                self._run_shares()
+                self._run_network(0, 1)
+                report.finding = idle_choice(report, self.how, self.seed, self.network_name)
+            elif part.network is not None:
+                self._run_network(*part.network)
+            else:
+                self._run_shares(part.share)
         except (Failed, _DeviceLost) as failure:
             report.finding = failure.finding
             report.history = tuple(self._calls)
@@ -150,6 +164,16 @@ class Campaign:
             report.tally.include(tally)
         report.seconds = time.perf_counter() - start
         return report
+
+    def _run_shares(self, only: int | None = None) -> None:
+        """All shares or one of them; with the kernel's own the check `state`."""
+        with_state = only in (None, 0)
+        checked = with_state and self._run_state(base_problem(self.kernel, self.how.max_macs))
+        for place, share in enumerate(shares(self.backend, self.kernel, self.how, self.seed)):
+            if only in (None, place):
+                self._run_share(share)
+        if with_state and not checked:
+            self._run_state(self._smallest_passed)
 
     def _run_state(self, problem: Problem | None) -> bool:
         """The check `state` on one problem, and the ordinary checks on what it suspects; False
@@ -198,9 +222,13 @@ class Campaign:
             large = elements(problem) > 8 * share.how.max_elements  # as no corner is
             self._run_fixed(one, problem, index, light=large)
 
-    def _run_network(self, name: str) -> None:
-        share = Share(self.kernel, self.how, self.seed)
-        for index, problem in share.of_network(network_problems(name, self.how.batches)):
+    def _run_network(self, first: int, step: int) -> None:
+        """Every `step`-th of the network's problems."""
+        if self.network_name is None:
+            return
+        every = network_problems(self.network_name, self.how.batches)
+        mine = Share(self.kernel, self.how, self.seed).of_network(every)
+        for index, problem in islice(mine, first, None, step):
             accepted = self._run_fixed(self.kernel, problem, index, light=not self.how.whole)
             self.report.network_problems += accepted
 
@@ -273,27 +301,28 @@ class Campaign:
                 lambda problem, check: self._attempt(one, problem, *given, check),
             ) from None
 
-    def _idle_choice(self) -> Finding | None:
-        """The finding for a choice that took no problem although its kernel did, or None.
 
-        Nothing would be verified about such a choice.
-        """
-        report = self.report
-        idle = [name for name, tally in report.choices.items() if not tally.problems]
-        if not idle or not report.tally.problems:
-            return None
-        reasons = "; ".join(report.choices[idle[0]].refused)
-        return Finding(
-            check="coverage",
-            backend=report.backend,
-            kernel=report.kernel,
-            problem=None,
-            kind="none",
-            seed=self.seed,
-            message=f"{idle[0]}, one of its choices, took none of the problems it was shown: "
-            f"{reasons}",
-            details={CHOICE: idle[0], "profile": self.how.name, "network": self.network_name},
-        )
+def idle_choice(
+    report: KernelReport, how: Profile, seed: int, network_name: str | None
+) -> Finding | None:
+    """The finding for a choice that took no problem although its kernel did, or None.
+
+    Nothing would be verified about such a choice.
+    """
+    idle = [name for name, tally in report.choices.items() if not tally.problems]
+    if not idle or not report.tally.problems:
+        return None
+    reasons = "; ".join(report.choices[idle[0]].refused)
+    return Finding(
+        check="coverage",
+        backend=report.backend,
+        kernel=report.kernel,
+        problem=None,
+        kind="none",
+        seed=seed,
+        message=f"{idle[0]}, one of its choices, took none of the problems it was shown: {reasons}",
+        details={CHOICE: idle[0], "profile": how.name, "network": network_name},
+    )
 
 
 # -- drawing and shrinking ---------------------------------------------------------------------

@@ -10,7 +10,13 @@ from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Finding, problem_
 from r18_oracle.generate.inputs import ROUNDING
 from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.network.checkpoint_report import CheckpointReport
-from r18_oracle.search.campaign import Announce, KernelReport, network_problems, run_campaign
+from r18_oracle.search.campaign import (
+    Announce,
+    KernelReport,
+    Part,
+    network_problems,
+    run_campaign,
+)
 from r18_oracle.search.network_run import NetworkRun, program_label
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.worker import Job, Outcome
@@ -39,10 +45,15 @@ def kernel_job(
 
 
 def campaign_job(
-    backend: str, kernel: str, how: Profile, seed: int, network_name: str | None
+    backend: str,
+    kernel: str,
+    how: Profile,
+    seed: int,
+    network_name: str | None,
+    part: Part | None = None,
 ) -> Job:
-    """A campaign on one kernel; the job's result is a `KernelReport`."""
-    return kernel_job(campaign, backend, kernel, how, seed, network_name)
+    """A campaign on one kernel, or a part of it; the job's result is a `KernelReport`."""
+    return kernel_job(campaign, backend, kernel, how, seed, network_name, part=part)
 
 
 def campaign(
@@ -52,6 +63,7 @@ def campaign(
     how: Profile,
     seed: int,
     network_name: str | None,
+    part: Part | None,
     announce: Announce,
 ) -> KernelReport:
     """Run a campaign in a worker; the backend as `load_backend` takes it."""
@@ -63,6 +75,7 @@ def campaign(
         seed,
         backend_name=backend,
         network_name=network_name,
+        part=part,
         announce=announce,
     )
 

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
-from r18.backend import Backend, DeviceInfo
+from r18.backend import Backend, DeviceInfo, Kernel
 from r18.errors import R18Error, UsageError, unknown, unknown_kernel
 from r18.graph.ops import Problem
 from r18.graph.precision import PRECISIONS
@@ -18,7 +19,7 @@ from r18.graph.resnet import network
 from r18_oracle.findings import RUN, Finding
 from r18_oracle.loading import kernel_of
 from r18_oracle.network.checkpoint_report import CheckpointReport
-from r18_oracle.search.campaign import KernelReport
+from r18_oracle.search.campaign import KernelReport, Part, idle_choice
 from r18_oracle.search.coverage import (
     coverage_findings,
     idle_finding,
@@ -29,10 +30,11 @@ from r18_oracle.search.coverage import (
 from r18_oracle.search.crashes import smallest
 from r18_oracle.search.history import confirmed
 from r18_oracle.search.network_run import NetworkRun
+from r18_oracle.search.parts import joined, parts
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.replay import fresh
 from r18_oracle.search.tasks import campaign_job, finding_of, network_job
-from r18_oracle.search.worker import Job, Outcome, Pool, deadline_in, run_jobs
+from r18_oracle.search.worker import Job, Outcome, Pool, deadline_in, processes, run_jobs
 from r18_oracle.xfails import ExpectedFailure
 
 
@@ -206,9 +208,10 @@ def verify(
     `R18Error` if a job has no outcome, so that no kernel is left out silently.
     """
     start, deadline = time.perf_counter(), deadline_in(request.minutes)
-    runs = {name: _BackendRun(name, backend, request) for name, backend in backends.items()}
     _check_glob(request.kernels, backends)
     _check_expected(request, backends)
+    apart = _idle_workers(backends, request)
+    runs = {name: _BackendRun(name, backend, request, apart) for name, backend in backends.items()}
     jobs = [job for run in runs.values() for job in run.jobs()]
     on_start(len(jobs))
     missing = {id(job): job.kernel for job in jobs}
@@ -219,9 +222,8 @@ def verify(
         deadline=deadline,
     ):
         run = runs[outcome.job.backend]
-        run.take(outcome)
-        if (part := run.sound(outcome)) is not None:
-            on_sound(part)
+        if (sound := run.take(outcome)) is not None:
+            on_sound(sound)
         on_done(outcome.job.kernel)
         del missing[id(outcome.job)]
     if missing and time.monotonic() < deadline:
@@ -232,7 +234,7 @@ def verify(
         run.complete()
     results = [run.result for run in runs.values()]
     seconds = time.perf_counter() - start
-    return Verification(request, results, seconds, tuple(missing.values()))
+    return Verification(request, results, seconds, tuple(dict.fromkeys(missing.values())))
 
 
 def _check_glob(glob: str, backends: Mapping[str, Backend]) -> None:
@@ -258,19 +260,24 @@ def _check_expected(request: Request, backends: Mapping[str, Backend]) -> None:
 class _BackendRun:
     """The jobs of one backend, and the result that their outcomes make up."""
 
-    def __init__(self, name: str, backend: Backend, request: Request) -> None:
+    def __init__(self, name: str, backend: Backend, request: Request, apart: bool) -> None:
+        """apart: whether the parts of a campaign are jobs of their own."""
         device = backend.probe()
         self.name = name
         self.backend = backend
         self.request = suited(request, device)
         self.result = BackendResult(name, device, empty=not backend.kernels())
+        self._apart = apart
+        self._reports: dict[str, dict[Part | None, KernelReport | None]] = {}
+        """Of each kernel that has a job: the parts of its campaign, and their reports so far."""
 
     def jobs(self) -> Iterator[Job]:
         """The network runs first, since they take longest; and the findings on coverage."""
         request, result = self.request, self.result
         yield from _network_jobs(self.name, self.backend, request, result)
         if request.simulated_kernels or not result.device.simulated:
-            yield from _kernel_jobs(self.name, self.backend, request)
+            for kernel in _kernels(self.backend, request):
+                yield from self._campaign_jobs(kernel)
         else:
             result.left_out = (
                 f"only the network '{request.network}'; its kernels with --backend {self.name}"
@@ -285,39 +292,70 @@ class _BackendRun:
                 self.name, self.backend, request.network, request.profile.batches, request.seed
             )
 
-    def take(self, outcome: Outcome) -> None:
-        """Add the outcome of a job."""
-        result, finding = self.result, finding_of(outcome)
-        if isinstance(outcome.result, CheckpointReport):
-            result.checkpoints.append(outcome.result)
-            result.findings += outcome.result.findings
-        if finding is not None:
-            result.findings.append(finding)
-        if isinstance(outcome.result, KernelReport):
-            result.kernels.append(outcome.result)
-        elif "kernel" in outcome.job.arguments:
-            report = KernelReport(
-                result.name, outcome.job.kernel, finding=finding, seconds=outcome.seconds
-            )
-            result.kernels.append(report)
+    def _campaign_jobs(self, kernel: Kernel) -> Iterator[Job]:
+        """The kernel's campaign, or its parts, those that take longest first."""
+        how = self.request.profile, self.request.seed, self.request.network
+        every = parts(self.backend, kernel, *how) if self._apart else (None,)
+        self._reports[kernel.id] = dict.fromkeys(every)
+        for part in sorted(every, key=lambda part: part is None or part.network is None):
+            yield campaign_job(self.name, kernel.id, *how, part)
 
-    def sound(self, outcome: Outcome) -> BackendResult | None:
-        """The result of a job alone; None if it has a finding, which is not final yet."""
-        about = self.result.name, self.result.device
-        if any(finding.kernel == outcome.job.kernel for finding in self.result.findings):
+    def take(self, outcome: Outcome) -> BackendResult | None:
+        """Add the outcome of a job.
+
+        Returns the result of a network run, or of the campaign that the job completes; None if that
+        has a finding, which is not final yet.
+        """
+        finding, job = finding_of(outcome), outcome.job
+        if "kernel" not in job.arguments:
+            return self._take_run(outcome, finding)
+        report = outcome.result
+        if not isinstance(report, KernelReport):
+            report = KernelReport(self.name, job.kernel, finding=finding, seconds=outcome.seconds)
+        reports = self._reports[job.kernel]
+        reports[job.arguments["part"]] = report
+        done = [one for one in reports.values() if one is not None]
+        if len(done) < len(reports):
             return None
-        match finding_of(outcome), outcome.result:
-            case None, KernelReport(verdict="ok") as report:
-                part = BackendResult(*about, kernels=[report])
-            case None, CheckpointReport(ok=True) as checked:
-                part = BackendResult(*about, checkpoints=[checked])
-            case _:
-                return None
-        return part
+        whole = self._add(done)
+        sound = whole.verdict == "ok" and not self._found_on(job.kernel)
+        return self._alone(kernels=[whole]) if sound else None
+
+    def _take_run(self, outcome: Outcome, finding: Finding | None) -> BackendResult | None:
+        report = outcome.result
+        if isinstance(report, CheckpointReport):
+            self.result.checkpoints.append(report)
+            self.result.findings += report.findings
+        if finding is not None:
+            self.result.findings.append(finding)
+        if self._found_on(outcome.job.kernel) or not isinstance(report, CheckpointReport):
+            return None
+        return self._alone(checkpoints=[report]) if report.ok else None
+
+    def _add(self, done: Sequence[KernelReport]) -> KernelReport:
+        """Add the report of a campaign of which these are the parts that have run."""
+        request = self.request
+        report = joined(done)
+        if self._apart and report.finding is None:
+            report.finding = idle_choice(report, request.profile, request.seed, request.network)
+        self.result.kernels.append(report)
+        self.result.findings += [f for f in [report.finding] if f is not None]
+        return report
+
+    def _found_on(self, kernel: str) -> bool:
+        return any(finding.kernel == kernel for finding in self.result.findings)
+
+    def _alone(self, **reports: Any) -> BackendResult:
+        """These reports as a result of their own."""
+        return BackendResult(self.result.name, self.result.device, **reports)
 
     def complete(self) -> None:
-        """When all jobs are done: find idle kernels, shrink crashes and hangs, confirm the other
-        findings in fresh processes, sort."""
+        """When all jobs are done, or the time is up: find idle kernels, shrink crashes and hangs,
+        confirm the other findings in fresh processes, sort."""
+        for reports in self._reports.values():
+            done = [one for one in reports.values() if one is not None]
+            if len(done) < len(reports) and any(one.finding is not None for one in done):
+                self._add(done)
         with Pool(1) as pool:
             for report in self.result.kernels:
                 before = report.finding
@@ -375,10 +413,19 @@ def _test_of(finding: Finding) -> str:
     return f"test_kernel[{finding.kernel}]"
 
 
-def _kernel_jobs(name: str, backend: Backend, request: Request) -> Iterator[Job]:
-    for kernel in backend.kernels():
-        if fnmatchcase(kernel.id, request.kernels) and kernel.id not in request.settled:
-            yield campaign_job(name, kernel.id, request.profile, request.seed, request.network)
+def _kernels(backend: Backend, request: Request) -> list[Kernel]:
+    """The kernels to run campaigns on."""
+    return [
+        kernel
+        for kernel in backend.kernels()
+        if fnmatchcase(kernel.id, request.kernels) and kernel.id not in request.settled
+    ]
+
+
+def _idle_workers(backends: Mapping[str, Backend], request: Request) -> bool:
+    """Whether there are more workers than kernels, so that some would wait for the longest."""
+    kernels = sum(len(_kernels(backend, request)) for backend in backends.values())
+    return kernels < processes(request.workers)
 
 
 def _network_jobs(

@@ -121,7 +121,7 @@ class Pool:
     def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
         self._memory = isolation.memory_limit()
         self._watched = 0.0
-        self._most = _processes(workers)
+        self._most = processes(workers)
         self._threads = threads or _share_of_cores(self._most)
         self._workers: list[_Worker] = []
         self._folder: TemporaryDirectory[str] | None = None
@@ -215,12 +215,13 @@ def prepare(workers: int | None = None) -> None:
 
     It imports the oracle while this process does. workers: as for the `Pool` that comes next.
     """
-    variables = _variables(_share_of_cores(_processes(workers)), "")
+    variables = _variables(_share_of_cores(processes(workers)), "")
     with _environment(variables), deaf():
         _context()
 
 
-def _processes(workers: int | None) -> int:
+def processes(workers: int | None) -> int:
+    """The largest number of workers: as asked, or one per core."""
     return max(1, workers or os.cpu_count() or 1)
 
 
