@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,6 +110,17 @@ class Refusing(Backend):
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return (replace(self._kernels[0], refuses=lambda problem: "not me"),)
+
+
+class RefusingAll(Refusing, Idle):
+    """A backend whose kernel takes no problem itself, and one of whose choices takes none."""
+
+
+class Exiting(Backend):
+    """A backend that ends its process when it is asked for choices."""
+
+    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        os._exit(3)
 
 
 class Losing(Backend):

@@ -15,7 +15,7 @@ from r18.backend.registry import load_backend
 from r18_oracle.findings import CHOICE
 from r18_oracle.search import verify as verify_module
 from r18_oracle.search.campaign import KernelReport, Part, run_campaign
-from r18_oracle.search.parts import NETWORK_PARTS, joined, parts
+from r18_oracle.search.parts import MOST_PARTS, divided, joined
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import BackendResult, Request, Verification, verify
 from r18_oracle.search.worker import Job, Outcome, Pool
@@ -25,37 +25,55 @@ KERNEL = "toy/relu/choosing/fp32"
 CHOICES = [f"{KERNEL}/{name}" for name in EDGES]
 
 
-def of_parts(backend: Backend, name: str, network: str | None) -> list[KernelReport]:
+def of_parts(backend: Backend, name: str, network: str | None, of: int) -> list[KernelReport]:
     kernel = backend.kernels()[0]
+    every = [Part(nth, of) for nth in range(of)]
     return [
         run_campaign(backend, kernel, HOW, 0, backend_name=name, network_name=network, part=part)
-        for part in parts(backend, kernel, HOW, 0, network)
+        for part in every
     ]
 
 
+@pytest.mark.parametrize("of", [2, 5])
 @pytest.mark.parametrize("name", ["choosing_toy:Backend", "choosing_toy:Picky", "numpy"])
-def test_parts_are_the_campaign(name: str) -> None:
+def test_parts_are_the_campaign(name: str, of: int) -> None:
     """Each problem is in one part, and the same values are judged."""
     backend = load_backend(name)
     kernel = backend.kernels()[0]
     whole = run_campaign(backend, kernel, HOW, 0, backend_name=name, network_name="tiny")
-    reports = of_parts(backend, name, "tiny")
-    assert len(reports) == 1 + len(backend.variants(kernel)) + NETWORK_PARTS
-    assert sum(report.network_problems > 0 for report in reports) > 1 or name != "numpy"
-    assert all(report.tally.problems for report in reports[:-NETWORK_PARTS])
+    reports = of_parts(backend, name, "tiny", of)
     assert replace(joined(reports), seconds=0, history=()) == replace(whole, seconds=0, history=())
+    assert whole.network_problems > 1
+    assert sum(report.network_problems > 0 for report in reports) == min(of, whole.network_problems)
+    of_shares = [report.tally.problems > report.network_problems for report in reports]
+    assert sum(of_shares) == min(of, 1 + len(backend.variants(kernel)))
 
 
-def test_without_a_network_there_is_no_part_of_it() -> None:
-    backend = load_backend("choosing_toy:Backend")
-    found = parts(backend, backend.kernels()[0], HOW, 0, None)
-    assert found == tuple(Part(share=place) for place in range(1 + len(EDGES)))
+def test_only_parts_that_there_are() -> None:
+    for nth, of in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match=f"no part {nth} of {of}"):
+            Part(nth, of)
 
 
-def test_the_first_finding_is_that_of_the_campaign() -> None:
-    """The parts that come after it have findings of their own, or none."""
+def test_shares_and_problems_are_in_one_part_each() -> None:
+    for count in (1, 2, 3, 13):
+        for of in (1, 2, 3, 5, 16):
+            every = [Part(nth, of) for nth in range(of)]
+            assert [place for part in every for place in part.shares(count)] == [*range(count)]
+            assert 0 in every[0].shares(count)
+            assert max(len(part.shares(count)) for part in every) == -(-count // of)
+            places = [place for part in every for place in [*range(count)][part.problems]]
+            assert sorted(places) == [*range(count)]
+
+
+def test_a_campaign_is_divided_while_workers_would_wait() -> None:
+    assert [divided(kernels, 4) for kernels in (0, 1, 2, 3, 4, 9)] == [4, 4, 2, 2, 1, 1]
+    assert divided(1, 1000) == MOST_PARTS
+
+
+def test_the_finding_is_that_of_the_first_part_that_has_one() -> None:
     name = "choosing_toy:Wrong"
-    reports = of_parts(load_backend(name), name, None)
+    reports = of_parts(load_backend(name), name, None, 1 + len(EDGES))
     assert [report.finding is not None for report in reports] == [False, False, True]
     found = joined(reports).finding
     assert found == reports[-1].finding
@@ -65,93 +83,156 @@ def test_the_first_finding_is_that_of_the_campaign() -> None:
     assert joined([*reports, replace(reports[0], finding=other)]).finding == found
 
 
+def test_every_part_knows_a_call_that_was_right() -> None:
+    """When a later one raises, the device is lost, whatever the part began with."""
+    name = "choosing_toy:Losing"
+    whole, *_ = of_parts(load_backend(name), name, None, 1)
+    part = of_parts(load_backend(name), name, None, 1 + len(EDGES))[-1]
+    assert whole.finding is not None
+    assert whole.finding.check == "runs"
+    assert part.finding == whole.finding
+
+
 # -- as jobs -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with Pool(1) as pool:
+    with Pool(2) as pool:
         yield pool
 
 
-def verified(pool: Pool, name: str, workers: int, leave: int = 0) -> tuple[Verification, list[Job]]:
-    """A verification, and its jobs; the last `leave` of them have no outcome."""
+def verified(
+    pool: Pool, name: str, workers: int, keep: slice = slice(None), **how: Any
+) -> tuple[Verification, list[Job]]:
+    """A verification, and its jobs; only those of the slice `keep` run, whatever the deadline."""
     given: list[Job] = []
 
     def run(jobs: Sequence[Job], **options: Any) -> Iterator[Outcome]:
         given.extend(jobs)
-        yield from pool.run(jobs[: len(jobs) - leave])
+        yield from pool.run(jobs[keep], wanted=options["wanted"])
 
-    request = Request(HOW, KERNEL, network="tiny", workers=workers, minutes=0 if leave else None)
+    request = Request(HOW, KERNEL, network="tiny", workers=workers, **how)
     with patch.object(verify_module, "run_jobs", run):
         return verify({name: load_backend(name)}, request), given
 
 
-@pytest.mark.parametrize(("workers", "jobs"), [(1, 1), (2, 1 + len(EDGES) + NETWORK_PARTS)])
-def test_more_workers_than_kernels_run_parts(pool: Pool, workers: int, jobs: int) -> None:
+def parts(jobs: Sequence[Job]) -> list[Part]:
+    return [job.arguments["part"] for job in jobs]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_more_workers_than_kernels_run_parts(pool: Pool, workers: int) -> None:
     done, given = verified(pool, "choosing_toy:Backend", workers)
-    assert len(given) == jobs
+    assert parts(given) == [Part(nth, workers) for nth in range(workers)]
     assert done.ok
     (report,) = done.backends[0].kernels
     assert list(report.choices) == CHOICES
     assert all(tally.problems for tally in report.choices.values())
 
 
-def test_the_parts_that_take_longest_begin(pool: Pool) -> None:
-    _, given = verified(pool, "choosing_toy:Backend", workers=2)
-    taken = [job.arguments["part"].network is not None for job in given]
-    assert taken == sorted(taken, reverse=True)
-
-
 @pytest.mark.parametrize(
-    ("name", "check"), [("Wrong", "exact"), ("Deadly", "crash"), ("Idle", "coverage")]
+    ("name", "check"),
+    [
+        ("Wrong", "exact"),
+        ("Deadly", "crash"),
+        ("Idle", "coverage"),
+        ("Losing", "runs"),
+        ("Exiting", "crash"),
+    ],
 )
 def test_parts_have_the_finding_of_the_campaign(pool: Pool, name: str, check: str) -> None:
-    """A wrong choice, one that crashes, and one that takes no problem."""
-    found = [verified(pool, f"choosing_toy:{name}", workers)[0].backends[0] for workers in (1, 2)]
-    (whole,), (together,) = (result.findings for result in found)
+    """A wrong choice, one that crashes, one that takes no problem, one that loses the device, and
+    one that ends the process when it is listed."""
+    name = f"choosing_toy:{name}"
+    before, _ = verified(pool, name, workers=1)
+    done, given = verified(pool, name, workers=3)
+    assert len(given) == 3
+    (whole,), (together,) = before.findings, done.findings
     assert together == whole
     assert (whole.kernel, whole.check) == (KERNEL, check)
-    (report,) = found[1].kernels
-    assert report.verdict == "FAIL"
+    (report,) = done.backends[0].kernels
+    assert (report.verdict, done.left) == ("FAIL", ())
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_choice_of_a_kernel_that_takes_nothing_need_not_either(pool: Pool, workers: int) -> None:
+    done, given = verified(pool, "choosing_toy:RefusingAll", workers)
+    assert len(given) == workers
+    (report,) = done.backends[0].kernels
+    assert (report.verdict, done.findings) == ("refused", [])
+
+
+def test_two_kernels_share_the_workers(pool: Pool) -> None:
+    name = "choosing_toy:Backend"
+    given: list[Job] = []
+
+    def run(jobs: Sequence[Job], **options: Any) -> Iterator[Outcome]:
+        given.extend(jobs)
+        options.pop("workers")
+        yield from pool.run(jobs, **options)
+
+    with patch.object(verify_module, "run_jobs", run):
+        request = Request(HOW, "*/relu/*", network="tiny", workers=4)
+        backends = {name: load_backend(name), "numpy": load_backend("numpy")}
+        done = verify(backends, request)
+    kernels = [report.kernel for result in done.backends for report in result.kernels]
+    assert len(kernels) > 1
+    assert len(given) == len(kernels) * divided(len(kernels), 4)
+    assert done.ok
 
 
 def test_a_kernel_is_final_when_its_last_part_is(pool: Pool) -> None:
-    name, sound = "choosing_toy:Backend", []
-    steps: list[str] = []
+    name, steps = "choosing_toy:Backend", list[object]()
 
-    def note(part: BackendResult) -> None:
-        sound.append(part)
-        steps.append("sound")
+    def run(jobs: Sequence[Job], *, workers: int, **options: Any) -> Iterator[Outcome]:
+        yield from pool.run(jobs, **options)
 
-    with patch.object(verify_module, "run_jobs", lambda jobs, **options: pool.run(jobs)):
-        request = Request(HOW, KERNEL, network="tiny", workers=2)
+    with patch.object(verify_module, "run_jobs", run):
+        request = Request(HOW, KERNEL, network="tiny", workers=4)
         backends = {name: load_backend(name)}
-        done = verify(backends, request, on_sound=note, on_done=steps.append)
-    (part,) = sound
+        done = verify(backends, request, on_sound=steps.append, on_done=steps.append)
+    *early, part, last = steps
+    assert early == [KERNEL] * 3
+    assert isinstance(part, BackendResult)
     assert part.kernels == done.backends[0].kernels
-    assert steps == [KERNEL] * (len(steps) - 2) + ["sound", KERNEL]
+    assert last == KERNEL
 
 
 def test_a_part_that_is_left_leaves_its_kernel(pool: Pool) -> None:
-    done, _ = verified(pool, "choosing_toy:Backend", workers=2, leave=2)
+    done, given = verified(pool, "choosing_toy:Backend", 4, slice(2), minutes=0)
+    assert len(given) == 4
     assert done.left == (KERNEL,)
     assert done.backends[0].kernels == []
     assert not done.ok
 
 
-def test_a_finding_is_kept_though_other_parts_are_left(pool: Pool) -> None:
-    done, given = verified(pool, "choosing_toy:Wrong", workers=2)
-    (before,) = done.findings
-    assert given[-1].arguments["part"] == Part(share=len(EDGES))
+def test_a_finding_is_kept_though_earlier_parts_are_left(pool: Pool) -> None:
+    name = "choosing_toy:Wrong"
+    before, _ = verified(pool, name, workers=3)
+    done, given = verified(pool, name, 3, slice(2, None), minutes=0)
+    assert len(given) == 3
+    assert done.findings == before.findings
+    assert len(done.findings) == 1
+    assert done.left == ()
 
-    def run(jobs: Sequence[Job], **options: Any) -> Iterator[Outcome]:
-        yield from pool.run(jobs[-1:])
 
-    request = Request(HOW, KERNEL, network="tiny", workers=2, minutes=0)
+def test_after_a_finding_later_parts_do_not_begin() -> None:
+    """Nor are they missing: the finding stays that of the first part."""
+    ran: list[Part] = []
+
+    def run(jobs: Sequence[Job], *, workers: int, **options: Any) -> Iterator[Outcome]:
+        with Pool(1) as pool:
+            for outcome in pool.run(jobs, **options):
+                ran.append(outcome.job.arguments["part"])
+                yield outcome
+
     name = "choosing_toy:Wrong"
     with patch.object(verify_module, "run_jobs", run):
+        request = Request(HOW, KERNEL, network="tiny", workers=8)
         done = verify({name: load_backend(name)}, request)
-    assert done.left == (KERNEL,)
-    (finding,) = done.findings
-    assert finding == before
+    assert len(EDGES) in ran[-1].shares(1 + len(EDGES))
+    assert ran == [Part(nth, 8) for nth in range(ran[-1].nth + 1)]
+    assert len(ran) < 8
+    assert len(done.findings) == 1
+    assert done.left == ()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import islice
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -68,8 +67,12 @@ class KernelReport:
         """`ok`, `FAIL`, or `refused` if the kernel took no problem at all."""
         if self.finding is not None:
             return "FAIL"
-        chosen = sum(tally.problems for tally in self.choices.values())
-        return "ok" if self.tally.problems > chosen else "refused"
+        return "ok" if self.own_problems else "refused"
+
+    @property
+    def own_problems(self) -> int:
+        """How many problems the kernel itself took, without those of its choices."""
+        return self.tally.problems - sum(tally.problems for tally in self.choices.values())
 
     @property
     def spent(self) -> bool:
@@ -80,14 +83,31 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Part:
-    """What of a campaign to run: one of its shares or some of the network's problems.
+    """A part of a campaign: the `nth` of so many, from 0 on.
 
-    share:   the place of one of `shares`: 0 for the kernel's own, with its checks on state.
-    network: (n, of): every of-th of the network's problems, from the n-th on.
+    The first one has the kernel's own share, and with it the check `state`. Raises `ValueError` for
+    a part that there is not.
     """
 
-    share: int | None = None
-    network: tuple[int, int] | None = None
+    nth: int = 0
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nth < self.of:
+            raise ValueError(f"there is no part {self.nth} of {self.of}; parts count from 0")
+
+    def shares(self, count: int) -> range:
+        """The places of its shares, which follow those of the part before."""
+        first, end = (-(-count * nth // self.of) for nth in (self.nth, self.nth + 1))
+        return range(first, end)
+
+    @property
+    def problems(self) -> slice:
+        """Its problems of the network: every `of`-th, so that each part has some of every layer."""
+        return slice(self.nth, None, self.of)
+
+
+WHOLE = Part()
 
 
 LARGE = 1 << 19
@@ -109,13 +129,13 @@ def run_campaign(
     *,
     backend_name: str | None = None,
     network_name: str | None = "resnet18",
-    part: Part | None = None,
+    part: Part = WHOLE,
     announce: Announce = lambda problem, kind, seed: None,
 ) -> KernelReport:
     """Search one kernel for a fault; the report's finding is the smallest failing problem.
 
-    network_name: the network whose problems to include; None for no network. part: to run nothing
-    else. The same seed gives the same problems and inputs.
+    network_name: the network whose problems to include; None for no network. part: the part to run.
+    The same seed gives the same problems and inputs.
     """
     name = backend_name or backend.name
     return Campaign(backend, kernel, how, seed, name, network_name, announce).run(part)
@@ -145,33 +165,29 @@ class Campaign:
         self._last_passed: Callable[[], bool] | None = None  # examines that problem again
         self._smallest_passed: Problem | None = None
 
-    def run(self, part: Part | None = None) -> KernelReport:
-        """Stop at the first fault; see `run_campaign`. With a part, run nothing else."""
+    def run(self, part: Part = WHOLE) -> KernelReport:
+        """Stop at the first fault; see `run_campaign`."""
         report, start = self.report, time.perf_counter()
         try:
-            if part is None:
-                self._run_shares()
-                self._run_network(0, 1)
-                report.finding = idle_choice(report, self.how, self.seed, self.network_name)
-            elif part.network is not None:
-                self._run_network(*part.network)
-            else:
-                self._run_shares(part.share)
+            self._run_shares(part)
+            self._run_network(part)
         except (Failed, _DeviceLost) as failure:
             report.finding = failure.finding
             report.history = tuple(self._calls)
         for tally in report.choices.values():
             report.tally.include(tally)
+        if part == WHOLE and report.finding is None:
+            report.finding = idle_choice(report, self.how, self.seed, self.network_name)
         report.seconds = time.perf_counter() - start
         return report
 
-    def _run_shares(self, only: int | None = None) -> None:
-        """All shares or one of them; with the kernel's own the check `state`."""
-        with_state = only in (None, 0)
-        checked = with_state and self._run_state(base_problem(self.kernel, self.how.max_macs))
-        for place, share in enumerate(shares(self.backend, self.kernel, self.how, self.seed)):
-            if only in (None, place):
-                self._run_share(share)
+    def _run_shares(self, part: Part) -> None:
+        base = base_problem(self.kernel, self.how.max_macs)
+        with_state = part.nth == 0
+        checked = self._run_state(base) if with_state else self._keep_alone(base)
+        every = [*shares(self.backend, self.kernel, self.how, self.seed)]
+        for place in part.shares(len(every)):
+            self._run_share(every[place])
         if with_state and not checked:
             self._run_state(self._smallest_passed)
 
@@ -180,20 +196,31 @@ class Campaign:
         without a problem."""
         if problem is None:
             return False
-        try:
-            if objection(self.kernel) is not None:
-                return True  # the check `declaration` says so
-        except Exception:  # it says that too
+        if not self._keep_alone(problem):
             return True
-        limits = self.how.max_elements, self.how.max_macs
-        least = (p for p in corners(self.kernel.op, *limits) if takes(self.kernel, p))
-        first = self._state(min(least, key=elements, default=problem))
-        if first.right_alone():
-            self._last_passed = first.right_alone  # if the next call loses the device
         kernel = self.kernel.id
         for suspect in self._state(problem).run():
             self._run_fixed(self.kernel, suspect, 0, light=False)
         self._calls.append(Earlier(kernel, kernel, problem, self.seed, state=True))
+        return True
+
+    def _keep_alone(self, problem: Problem | None) -> bool:
+        """Keep a small call that is right alone: when it raises later, the device is lost.
+
+        problem: for a kernel that takes no corner. Returns whether the kernel may be called at all.
+        """
+        try:
+            if objection(self.kernel) is not None:
+                return False  # the check `declaration` says so
+        except Exception:  # it says that too
+            return False
+        limits = self.how.max_elements, self.how.max_macs
+        least = (p for p in corners(self.kernel.op, *limits) if takes(self.kernel, p))
+        smallest = min(least, key=elements, default=problem)
+        if smallest is not None:
+            first = self._state(smallest)
+            if first.right_alone():
+                self._last_passed = first.right_alone
         return True
 
     def _state(self, problem: Problem) -> State:
@@ -222,13 +249,12 @@ class Campaign:
             large = elements(problem) > 8 * share.how.max_elements  # as no corner is
             self._run_fixed(one, problem, index, light=large)
 
-    def _run_network(self, first: int, step: int) -> None:
-        """Every `step`-th of the network's problems."""
+    def _run_network(self, part: Part) -> None:
         if self.network_name is None:
             return
         every = network_problems(self.network_name, self.how.batches)
-        mine = Share(self.kernel, self.how, self.seed).of_network(every)
-        for index, problem in islice(mine, first, None, step):
+        mine = [*Share(self.kernel, self.how, self.seed).of_network(every)]
+        for index, problem in mine[part.problems]:
             accepted = self._run_fixed(self.kernel, problem, index, light=not self.how.whole)
             self.report.network_problems += accepted
 
@@ -310,7 +336,7 @@ def idle_choice(
     Nothing would be verified about such a choice.
     """
     idle = [name for name, tally in report.choices.items() if not tally.problems]
-    if not idle or not report.tally.problems:
+    if not idle or not report.own_problems:
         return None
     reasons = "; ".join(report.choices[idle[0]].refused)
     return Finding(

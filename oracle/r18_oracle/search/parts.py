@@ -1,39 +1,30 @@
-"""Parts of a campaign, for workers that would otherwise wait while one of them runs it all.
+"""Parts of campaigns, for workers that would otherwise wait while one of them runs it all.
 
 A kernel of many tiles may have more than a thousand problems. Its own problems, those of each of
-its choices and those of the network do not depend on each other, so each may run in another
-process: `parts` names them, `Campaign.run` runs one, and `joined` makes the report of the whole.
+its choices and those of the network do not depend on each other, so parts of a campaign may run in
+several processes. `divided` says into how many parts, and `joined` makes one report of theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from r18.backend import Backend, Kernel
-from r18_oracle.search.campaign import KernelReport, Part
-from r18_oracle.search.choices import shares
-from r18_oracle.search.profiles import Profile
+from r18_oracle.search.campaign import KernelReport
 
-NETWORK_PARTS = 4
-"""The network's problems are the largest: three quarters of the time of a kernel without choices in
-`thorough`."""
+MOST_PARTS = 16
+"""Each part finds out again what all have in common, such as the kernel's choices."""
 
 
-def parts(
-    backend: Backend, kernel: Kernel, how: Profile, seed: int, network_name: str | None
-) -> tuple[Part, ...]:
-    """The parts of a campaign, in its order."""
-    every = [Part(share=place) for place, _ in enumerate(shares(backend, kernel, how, seed))]
-    if network_name is not None:
-        every += [Part(network=(nth, NETWORK_PARTS)) for nth in range(NETWORK_PARTS)]
-    return tuple(every)
+def divided(kernels: int, workers: int) -> int:
+    """The number of parts of each campaign: one if there is a kernel for every worker."""
+    return max(1, min(MOST_PARTS, -(-workers // max(1, kernels))))
 
 
 def joined(reports: Sequence[KernelReport]) -> KernelReport:
-    """The report of a campaign whose parts made these, in its order.
+    """One report of the parts of a campaign, in their order.
 
-    The finding, with its history, is that of the first part that has one, where a campaign in one
-    process would have stopped. The seconds are those of all parts together.
+    The finding, with its history, is that of the first part that has one. The seconds are those of
+    all parts together.
     """
     first, *_ = reports
     failed = next((report for report in reports if report.finding is not None), first)

@@ -11,6 +11,7 @@ from r18_oracle.generate.inputs import ROUNDING
 from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.search.campaign import (
+    WHOLE,
     Announce,
     KernelReport,
     Part,
@@ -50,7 +51,7 @@ def campaign_job(
     how: Profile,
     seed: int,
     network_name: str | None,
-    part: Part | None = None,
+    part: Part = WHOLE,
 ) -> Job:
     """A campaign on one kernel, or a part of it; the job's result is a `KernelReport`."""
     return kernel_job(campaign, backend, kernel, how, seed, network_name, part=part)
@@ -63,7 +64,7 @@ def campaign(
     how: Profile,
     seed: int,
     network_name: str | None,
-    part: Part | None,
+    part: Part,
     announce: Announce,
 ) -> KernelReport:
     """Run a campaign in a worker; the backend as `load_backend` takes it."""

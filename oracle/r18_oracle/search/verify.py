@@ -30,7 +30,7 @@ from r18_oracle.search.coverage import (
 from r18_oracle.search.crashes import smallest
 from r18_oracle.search.history import confirmed
 from r18_oracle.search.network_run import NetworkRun
-from r18_oracle.search.parts import joined, parts
+from r18_oracle.search.parts import divided, joined
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.replay import fresh
 from r18_oracle.search.tasks import campaign_job, finding_of, network_job
@@ -201,40 +201,44 @@ def verify(
     """Verify probed backends, given by the names that `load_backend` takes.
 
     on_start gets the number of jobs, on_progress the kernel and problem of each call, on_done the
-    kernel of each finished job, on_sound the part of a backend's result that a job without a
-    finding made: it is final then. Crashes, hangs and network problems that no kernel takes are
-    findings. At the time limit the kernels that are done are complete, and the others are left.
-    Raises `UnknownName` if no kernel matches the glob, what making a weights source raises, and
-    `R18Error` if a job has no outcome, so that no kernel is left out silently.
+    kernel of each finished job, on_sound the result of each network run and of each campaign
+    without a finding, when its last job is done: it is final then. Crashes, hangs and network
+    problems that no kernel takes are findings. At the time limit the kernels that are done are
+    complete, and the others are left. Raises `UnknownName` if no kernel matches the glob, what
+    making a weights source raises, and `R18Error` if a job has no outcome, so that no kernel is
+    left out silently.
     """
     start, deadline = time.perf_counter(), deadline_in(request.minutes)
     _check_glob(request.kernels, backends)
     _check_expected(request, backends)
-    apart = _idle_workers(backends, request)
-    runs = {name: _BackendRun(name, backend, request, apart) for name, backend in backends.items()}
-    jobs = [job for run in runs.values() for job in run.jobs()]
+    runs = {name: _BackendRun(name, backend, request) for name, backend in backends.items()}
+    parts = divided(sum(len(run.kernels) for run in runs.values()), processes(request.workers))
+    jobs = [job for run in runs.values() for job in run.jobs(parts)]
     on_start(len(jobs))
-    missing = {id(job): job.kernel for job in jobs}
+    missing = {id(job): job for job in jobs}
     for outcome in run_jobs(
         jobs,
         workers=request.workers,
         on_progress=lambda job, problem: on_progress(job.kernel, problem),
         deadline=deadline,
+        wanted=lambda job: runs[job.backend].wants(job),
     ):
         run = runs[outcome.job.backend]
         if (sound := run.take(outcome)) is not None:
             on_sound(sound)
         on_done(outcome.job.kernel)
         del missing[id(outcome.job)]
-    if missing and time.monotonic() < deadline:
+    left = [job for job in missing.values() if runs[job.backend].wants(job)]
+    if left and time.monotonic() < deadline:
         raise R18Error(
-            f"{len(missing)} of {len(jobs)} jobs have no outcome: this is a fault of the oracle"
+            f"{len(left)} of {len(jobs)} jobs have no outcome: this is a fault of the oracle"
         )
     for run in runs.values():
         run.complete()
     results = [run.result for run in runs.values()]
     seconds = time.perf_counter() - start
-    return Verification(request, results, seconds, tuple(dict.fromkeys(missing.values())))
+    undone = dict.fromkeys(job.kernel for job in left if runs[job.backend].wants(job))
+    return Verification(request, results, seconds, tuple(undone))
 
 
 def _check_glob(glob: str, backends: Mapping[str, Backend]) -> None:
@@ -258,30 +262,36 @@ def _check_expected(request: Request, backends: Mapping[str, Backend]) -> None:
 
 
 class _BackendRun:
-    """The jobs of one backend, and the result that their outcomes make up."""
+    """The jobs of one backend, and the result that their outcomes make up.
 
-    def __init__(self, name: str, backend: Backend, request: Request, apart: bool) -> None:
-        """apart: whether the parts of a campaign are jobs of their own."""
+    kernels: those that get a campaign.
+    """
+
+    def __init__(self, name: str, backend: Backend, request: Request) -> None:
         device = backend.probe()
         self.name = name
         self.backend = backend
         self.request = suited(request, device)
         self.result = BackendResult(name, device, empty=not backend.kernels())
-        self._apart = apart
-        self._reports: dict[str, dict[Part | None, KernelReport | None]] = {}
-        """Of each kernel that has a job: the parts of its campaign, and their reports so far."""
-
-    def jobs(self) -> Iterator[Job]:
-        """The network runs first, since they take longest; and the findings on coverage."""
-        request, result = self.request, self.result
-        yield from _network_jobs(self.name, self.backend, request, result)
-        if request.simulated_kernels or not result.device.simulated:
-            for kernel in _kernels(self.backend, request):
-                yield from self._campaign_jobs(kernel)
+        self.kernels: list[Kernel] = []
+        if request.simulated_kernels or not device.simulated:
+            self.kernels = _kernels(backend, request)
         else:
-            result.left_out = (
-                f"only the network '{request.network}'; its kernels with --backend {self.name}"
+            self.result.left_out = (
+                f"only the network '{self.request.network}'; its kernels with --backend {name}"
             )
+        self._reports: dict[str, list[KernelReport | None]] = {}  # of the parts, by kernel
+
+    def jobs(self, parts: int) -> Iterator[Job]:
+        """The network runs first, since they take longest; then each campaign in so many parts; and
+        the findings on coverage."""
+        request, result = self.request, self.result
+        how = request.profile, request.seed, request.network
+        yield from _network_jobs(self.name, self.backend, request, result)
+        for kernel in self.kernels:
+            self._reports[kernel.id] = [None] * parts
+            for nth in range(parts):
+                yield campaign_job(self.name, kernel.id, *how, Part(nth, parts))
         if request.kernels == "*":
             batches = request.profile.batches
             result.findings += coverage_findings(
@@ -292,13 +302,13 @@ class _BackendRun:
                 self.name, self.backend, request.network, request.profile.batches, request.seed
             )
 
-    def _campaign_jobs(self, kernel: Kernel) -> Iterator[Job]:
-        """The kernel's campaign, or its parts, those that take longest first."""
-        how = self.request.profile, self.request.seed, self.request.network
-        every = parts(self.backend, kernel, *how) if self._apart else (None,)
-        self._reports[kernel.id] = dict.fromkeys(every)
-        for part in sorted(every, key=lambda part: part is None or part.network is None):
-            yield campaign_job(self.name, kernel.id, *how, part)
+    def wants(self, job: Job) -> bool:
+        """Whether the result depends on a job without an outcome: not if the kernel has a report,
+        or an earlier part of its campaign a finding."""
+        if not (part := _part_of(job)):
+            return True
+        before = self._reports[job.kernel][: part.nth]
+        return not (self._is_reported(job.kernel) or any(map(_failed, before)))
 
     def take(self, outcome: Outcome) -> BackendResult | None:
         """Add the outcome of a job.
@@ -307,15 +317,16 @@ class _BackendRun:
         has a finding, which is not final yet.
         """
         finding, job = finding_of(outcome), outcome.job
-        if "kernel" not in job.arguments:
+        if not (part := _part_of(job)):
             return self._take_run(outcome, finding)
         report = outcome.result
         if not isinstance(report, KernelReport):
             report = KernelReport(self.name, job.kernel, finding=finding, seconds=outcome.seconds)
         reports = self._reports[job.kernel]
-        reports[job.arguments["part"]] = report
-        done = [one for one in reports.values() if one is not None]
-        if len(done) < len(reports):
+        reports[part.nth] = report
+        needed = reports[: next((i for i, one in enumerate(reports) if _failed(one)), part.of) + 1]
+        done = [one for one in needed if one is not None]
+        if self._is_reported(job.kernel) or len(done) < len(needed):
             return None
         whole = self._add(done)
         sound = whole.verdict == "ok" and not self._found_on(job.kernel)
@@ -333,14 +344,16 @@ class _BackendRun:
         return self._alone(checkpoints=[report]) if report.ok else None
 
     def _add(self, done: Sequence[KernelReport]) -> KernelReport:
-        """Add the report of a campaign of which these are the parts that have run."""
-        request = self.request
-        report = joined(done)
-        if self._apart and report.finding is None:
+        """Join the reports of a campaign's parts, and add the result."""
+        request, report = self.request, joined(done)
+        if report.finding is None:
             report.finding = idle_choice(report, request.profile, request.seed, request.network)
         self.result.kernels.append(report)
         self.result.findings += [f for f in [report.finding] if f is not None]
         return report
+
+    def _is_reported(self, kernel: str) -> bool:
+        return any(report.kernel == kernel for report in self.result.kernels)
 
     def _found_on(self, kernel: str) -> bool:
         return any(finding.kernel == kernel for finding in self.result.findings)
@@ -352,10 +365,9 @@ class _BackendRun:
     def complete(self) -> None:
         """When all jobs are done, or the time is up: find idle kernels, shrink crashes and hangs,
         confirm the other findings in fresh processes, sort."""
-        for reports in self._reports.values():
-            done = [one for one in reports.values() if one is not None]
-            if len(done) < len(reports) and any(one.finding is not None for one in done):
-                self._add(done)
+        for kernel, reports in self._reports.items():
+            if any(map(_failed, reports)) and not self._is_reported(kernel):
+                self._add([one for one in reports if one is not None])
         with Pool(1) as pool:
             for report in self.result.kernels:
                 before = report.finding
@@ -422,10 +434,14 @@ def _kernels(backend: Backend, request: Request) -> list[Kernel]:
     ]
 
 
-def _idle_workers(backends: Mapping[str, Backend], request: Request) -> bool:
-    """Whether there are more workers than kernels, so that some would wait for the longest."""
-    kernels = sum(len(_kernels(backend, request)) for backend in backends.values())
-    return kernels < processes(request.workers)
+def _part_of(job: Job) -> Part | None:
+    """The part of a campaign that a job runs; None for a network run."""
+    part: Part | None = job.arguments.get("part")
+    return part
+
+
+def _failed(report: KernelReport | None) -> bool:
+    return report is not None and report.finding is not None
 
 
 def _network_jobs(

@@ -137,15 +137,17 @@ class Pool:
         jobs: Sequence[Job],
         on_progress: Callable[[Job, Problem | None], None] | None = None,
         deadline: float = math.inf,
+        wanted: Callable[[Job], bool] = lambda job: True,
     ) -> Iterator[Outcome]:
         """One outcome for each job, as they finish; closing the iterator early ends the workers.
 
         So does the deadline, on the clock of `time.monotonic`; the jobs that are left have no
-        outcome then.
+        outcome then. wanted: whether to begin a job at all; else it has no outcome either.
         """
         waiting = list(jobs)
         try:
             while waiting or any(w.job for w in self._workers):
+                waiting = [job for job in waiting if wanted(job)]
                 if time.monotonic() >= deadline:
                     self.close()
                     return
@@ -241,10 +243,11 @@ def run_jobs(
     workers: int | None = None,
     on_progress: Callable[[Job, Problem | None], None] | None = None,
     deadline: float = math.inf,
+    wanted: Callable[[Job], bool] = lambda job: True,
 ) -> Iterator[Outcome]:
     """Run every job in a pool of its own; see `Pool.run`."""
     with Pool(workers) as pool:
-        yield from pool.run(jobs, on_progress, deadline)
+        yield from pool.run(jobs, on_progress, deadline, wanted)
 
 
 def _variables(threads: int, folder: str) -> dict[str, str]:
