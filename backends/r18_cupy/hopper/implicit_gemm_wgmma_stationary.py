@@ -94,8 +94,9 @@ class StationaryTile(WgmmaTile):
 def tiles_of(precision: Precision) -> tuple[StationaryTile, ...]:
     """The compiled tiles: 14 rows, a quarter of 56 or a half of 28, and 7 rows.
 
-    A chunk has 64 input channels in 16 bits and 32 in tf32 and fp16x3. Two accumulators in fp16x3
-    leave registers for 8 rows, a seventh of 56, and for one chunk of a warpgroup.
+    A chunk has 64 input channels in 16 bits and 32 in tf32 and fp16x3. In fp16x3 a thread has two
+    accumulators for each output, and registers for 8 rows, a seventh of 56. There is no tile for
+    one chunk, since no layer of a ResNet has so few channels.
     """
     k = ROW_BYTES // precision.dtype.itemsize
     if precision.splits:
@@ -145,8 +146,8 @@ def estimate(problem: Problem, precision: Precision, tile: StationaryTile) -> fl
     """Rough cycles of the block with the most tiles. A K step takes half a cycle per pixel.
 
     In fp16x3 without the time to split patches, a fifth of the whole: the estimates of the kernels
-    that `pays` compares with leave it out as well. A block's first residual then costs nothing,
-    since it is added while the other warpgroup multiplies.
+    that `pays` compares with leave it out as well. Measured times of blocks with one tile are the
+    same with a residual as without; each further residual costs time.
     """
     products = POSITIONS * steps_of(precision) * tile.groups_k * tile.n / 2
     set_nbytes = tile.n * ROW_BYTES * (tile.m // tile.k)

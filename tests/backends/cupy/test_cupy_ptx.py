@@ -94,6 +94,7 @@ PLANTED = [
     ("products-wait", PINGPONG, "", f"{PINGPONG}.cu", "    wgmma_wait<0>();\n", ""),
     ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
     ("proxy-fence", STATIONARY, "TILE_GROUPS_K=1", f"{STATIONARY}.cu", f"    {FENCE}", ""),
+    ("proxy-fence", STATIONARY, "SPLIT=1", f"{STATIONARY}.cu", f"      {FENCE}", ""),
     ("store-wait", STATIONARY, "", f"{STATIONARY}.cu", LAST, ""),
     ("launch-wait", STATIONARY, "", "hopper/stationary.cuh", f"{SETTLED}{WAIT}", ""),
     ("launch-wait", STATIONARY, "", "hopper/stationary.cuh", f"    {WAIT}", ""),
