@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -52,7 +53,10 @@ def both(problem: Problem) -> ConvProjection:
     return problem.op
 
 
-DRAWN = drawn(NUMPY, 150)
+@cache
+def many_drawn() -> list[Problem]:
+    """What a campaign draws; not while tests are collected, which each process does."""
+    return drawn(NUMPY, 150)
 
 
 # -- the spec ----------------------------------------------------------------------------------
@@ -93,7 +97,7 @@ def test_numbers_make_the_same_problem_again() -> None:
     more = (*SPEC.many(), *SPEC.many_tiles(), *SPEC.crossings(NUMPY, 9))
     network = [p for p in schedule_problems(resnet50(), (2,)) if type(p.op) is ConvProjection]
     assert len(network) == 4
-    for problem in (*CORNERS, *DRAWN, *more, *network):
+    for problem in (*CORNERS, *many_drawn(), *more, *network):
         assert SPEC.rebuild(problem.op, SPEC.numbers(problem)) == problem
 
 
@@ -129,7 +133,7 @@ def test_corners_differ_in_each_convolution_and_leave_pixels_over() -> None:
 
 
 def test_drawn_problems_have_every_epilogue_window_and_remainder() -> None:
-    ops = [both(p) for p in DRAWN]
+    ops = [both(p) for p in many_drawn()]
     flags = {(op.conv.bias, op.projection.bias, op.relu) for op in ops}
     assert len(flags) == 8
     shortcuts = [op.projection for op in ops]
@@ -138,10 +142,10 @@ def test_drawn_problems_have_every_epilogue_window_and_remainder() -> None:
     assert any(op.padding != (0, 0) for op in shortcuts)
     assert any(op.projection.in_channels > op.conv.in_channels for op in ops)
     assert any(op.projection.in_channels < op.conv.in_channels for op in ops)
-    assert any(SPEC.numbers(p)["projection_slack_w"] for p in DRAWN)
-    assert any(SPEC.numbers(p)["projection_slack_h"] for p in DRAWN)
+    assert any(SPEC.numbers(p)["projection_slack_w"] for p in many_drawn())
+    assert any(SPEC.numbers(p)["projection_slack_h"] for p in many_drawn())
     assert any(op.conv.groups > 1 for op in ops)
-    for problem in DRAWN:
+    for problem in many_drawn():
         most = max(map(math.prod, (*problem.inputs, problem.output)))
         assert most <= 4 * QUICK.max_elements
         assert problem.macs <= 4 * QUICK.max_macs
@@ -200,7 +204,7 @@ def multiples_of(multiple: int) -> Callable[[Problem], str | None]:
 
 def test_a_problem_nearby_has_channels_that_a_kernel_takes() -> None:
     kernel = replace(NUMPY, refuses=multiples_of(8))
-    for problem in (*CORNERS, *DRAWN):
+    for problem in (*CORNERS, *many_drawn()):
         near = list(SPEC.nearby(problem))
         assert near[0] == problem
         assert all(both(p).projection.groups == both(problem).projection.groups for p in near)
