@@ -14,8 +14,8 @@ from r18.backend import Backend
 from r18.backend.registry import load_backend
 from r18_oracle.findings import CHOICE
 from r18_oracle.search import verify as verify_module
-from r18_oracle.search.campaign import KernelReport, Part, run_campaign
-from r18_oracle.search.parts import MOST_PARTS, divided, joined
+from r18_oracle.search.campaign import KernelReport, joined, run_campaign
+from r18_oracle.search.choices import MOST_PARTS, Part, divided
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import BackendResult, Request, Verification, verify
 from r18_oracle.search.worker import Job, Outcome, Pool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -32,7 +32,7 @@ from r18_oracle.generate.problems import problems, schedule_problems
 from r18_oracle.generate.shrink import elements, shrunk
 from r18_oracle.generate.sizes import takes
 from r18_oracle.judge.declared import objection
-from r18_oracle.search.choices import Share, shares
+from r18_oracle.search.choices import WHOLE, Part, Share, shares
 from r18_oracle.search.history import CALLS, Earlier
 from r18_oracle.search.profiles import Profile
 
@@ -81,33 +81,27 @@ class KernelReport:
         return self.finding is not None and self.finding.check == "runs"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a campaign: the `nth` of so many, from 0 on.
+def joined(reports: Sequence[KernelReport]) -> KernelReport:
+    """One report of the parts of a campaign, in their order.
 
-    The first one has the kernel's own share, and with it the check `state`. Raises `ValueError` for
-    a part that there is not.
+    The finding, with its history, is that of the first part that has one. The seconds are those of
+    all parts together.
     """
-
-    nth: int = 0
-    of: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.nth < self.of:
-            raise ValueError(f"there is no part {self.nth} of {self.of}; parts count from 0")
-
-    def shares(self, count: int) -> range:
-        """The places of its shares, which follow those of the part before."""
-        first, end = (-(-count * nth // self.of) for nth in (self.nth, self.nth + 1))
-        return range(first, end)
-
-    @property
-    def problems(self) -> slice:
-        """Its problems of the network: every `of`-th, so that each part has some of every layer."""
-        return slice(self.nth, None, self.of)
-
-
-WHOLE = Part()
+    first, *_ = reports
+    failed = next((report for report in reports if report.finding is not None), first)
+    whole = KernelReport(
+        first.backend,
+        first.kernel,
+        finding=failed.finding,
+        network_problems=sum(report.network_problems for report in reports),
+        seconds=sum(report.seconds for report in reports),
+        history=failed.history,
+    )
+    for report in reports:
+        whole.tally.include(report.tally)
+        whole.tally.refused += report.tally.refused
+        whole.choices |= report.choices
+    return whole
 
 
 LARGE = 1 << 19

@@ -3,6 +3,10 @@
 A large tile, such as 128 by 192 outputs, would only be chosen for batches that no profile has.
 Each choice is therefore verified separately, on small problems with sizes on both sides of its
 tile's.
+
+A kernel with many tiles may then have more than a thousand problems. Its own, those of its choices
+and those of the network do not depend on each other, so where workers would wait, its campaign is
+divided into parts that run in several processes (`divided`, `Part`).
 """
 
 from __future__ import annotations
@@ -142,3 +146,43 @@ def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterato
     fewer = replace(how, examples=how.examples // SHARE + 1)
     for index, choice in enumerate(found, 1):
         yield Share(choice, fewer, seed + index, common)
+
+
+# -- parts of a campaign --------------------------------------------------------------------------
+
+MOST_PARTS = 16
+"""Each part finds out again what all have in common, such as the kernel's choices."""
+
+
+def divided(kernels: int, workers: int) -> int:
+    """The number of parts of each campaign: one if there is a kernel for every worker."""
+    return max(1, min(MOST_PARTS, -(-workers // max(1, kernels))))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a campaign: the `nth` of so many, from 0 on.
+
+    The first one has the kernel's own share, and with it the check `state`. Raises `ValueError` for
+    a part that there is not.
+    """
+
+    nth: int = 0
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nth < self.of:
+            raise ValueError(f"there is no part {self.nth} of {self.of}; parts count from 0")
+
+    def shares(self, count: int) -> range:
+        """The places of its shares, which follow those of the part before."""
+        first, end = (-(-count * nth // self.of) for nth in (self.nth, self.nth + 1))
+        return range(first, end)
+
+    @property
+    def problems(self) -> slice:
+        """Its problems of the network: every `of`-th, so that each part has some of every layer."""
+        return slice(self.nth, None, self.of)
+
+
+WHOLE = Part()

@@ -10,14 +10,8 @@ from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Finding, problem_
 from r18_oracle.generate.inputs import ROUNDING
 from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.network.checkpoint_report import CheckpointReport
-from r18_oracle.search.campaign import (
-    WHOLE,
-    Announce,
-    KernelReport,
-    Part,
-    network_problems,
-    run_campaign,
-)
+from r18_oracle.search.campaign import Announce, KernelReport, network_problems, run_campaign
+from r18_oracle.search.choices import WHOLE, Part
 from r18_oracle.search.network_run import NetworkRun, program_label
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.worker import Job, Outcome

@@ -19,7 +19,8 @@ from r18.graph.resnet import network
 from r18_oracle.findings import RUN, Finding
 from r18_oracle.loading import kernel_of
 from r18_oracle.network.checkpoint_report import CheckpointReport
-from r18_oracle.search.campaign import KernelReport, Part, idle_choice
+from r18_oracle.search.campaign import KernelReport, idle_choice, joined
+from r18_oracle.search.choices import Part, divided
 from r18_oracle.search.coverage import (
     coverage_findings,
     idle_finding,
@@ -30,7 +31,6 @@ from r18_oracle.search.coverage import (
 from r18_oracle.search.crashes import smallest
 from r18_oracle.search.history import confirmed
 from r18_oracle.search.network_run import NetworkRun
-from r18_oracle.search.parts import divided, joined
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.replay import fresh
 from r18_oracle.search.tasks import campaign_job, finding_of, network_job
