@@ -3,6 +3,8 @@ problems that a campaign draws."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 
 from r18.backend import Backend, Kernel
@@ -10,6 +12,7 @@ from r18.graph.ops import Problem
 from r18_oracle.generate.problems import problems
 from r18_oracle.search.campaign import Campaign, KernelReport
 from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.worker import Pool
 
 IN_STATE = 4
 """In the profile `brief`, one in four of the kernels that keep nothing between calls goes through
@@ -45,4 +48,9 @@ def drawn(kernel: Kernel, count: int) -> list[Problem]:
     return found
 
 
-__all__ = ["IN_STATE", "drawn", "searched"]
+def kept(pool: Pool) -> Any:
+    """A replacement for `run_jobs` with the same workers for all runs, which start slowly."""
+    return lambda jobs, *, workers=None, **options: pool.run(jobs, **options)
+
+
+__all__ = ["IN_STATE", "drawn", "kept", "searched"]

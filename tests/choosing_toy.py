@@ -117,7 +117,7 @@ class RefusingAll(Refusing, Idle):
 
 
 class Exiting(Backend):
-    """A backend that ends its process when it is asked for choices."""
+    """A backend that exits when its choices are listed."""
 
     def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
         os._exit(3)

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
+from campaigns import kept
 from choosing_toy import EDGES
 from r18.backend import Backend
 from r18.backend.registry import load_backend
@@ -164,31 +165,20 @@ def test_a_choice_of_a_kernel_that_takes_nothing_need_not_either(pool: Pool, wor
 
 
 def test_two_kernels_share_the_workers(pool: Pool) -> None:
-    name = "choosing_toy:Backend"
-    given: list[Job] = []
-
-    def run(jobs: Sequence[Job], **options: Any) -> Iterator[Outcome]:
-        given.extend(jobs)
-        options.pop("workers")
-        yield from pool.run(jobs, **options)
-
-    with patch.object(verify_module, "run_jobs", run):
+    name, jobs = "choosing_toy:Backend", list[int]()
+    with patch.object(verify_module, "run_jobs", kept(pool)):
         request = Request(HOW, "*/relu/*", network="tiny", workers=4)
         backends = {name: load_backend(name), "numpy": load_backend("numpy")}
-        done = verify(backends, request)
+        done = verify(backends, request, on_start=jobs.append)
     kernels = [report.kernel for result in done.backends for report in result.kernels]
     assert len(kernels) > 1
-    assert len(given) == len(kernels) * divided(len(kernels), 4)
+    assert jobs == [len(kernels) * divided(len(kernels), 4)]
     assert done.ok
 
 
 def test_a_kernel_is_final_when_its_last_part_is(pool: Pool) -> None:
     name, steps = "choosing_toy:Backend", list[object]()
-
-    def run(jobs: Sequence[Job], *, workers: int, **options: Any) -> Iterator[Outcome]:
-        yield from pool.run(jobs, **options)
-
-    with patch.object(verify_module, "run_jobs", run):
+    with patch.object(verify_module, "run_jobs", kept(pool)):
         request = Request(HOW, KERNEL, network="tiny", workers=4)
         backends = {name: load_backend(name)}
         done = verify(backends, request, on_sound=steps.append, on_done=steps.append)

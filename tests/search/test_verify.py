@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 import faulty_backends
+from campaigns import kept
 from commands import Done, r18
 from faulty_backends import MENDED, Faulty
 from r18.backend.registry import load_backend
@@ -71,11 +72,6 @@ def _variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def pool(_variables: None) -> Iterator[Pool]:
     with Pool(1) as pool:
         yield pool
-
-
-def kept(pool: Pool) -> Any:
-    """A replacement for `run_jobs` with the same workers for all runs, which start slowly."""
-    return lambda jobs, *, workers=None, **options: pool.run(jobs, **options)
 
 
 @pytest.fixture

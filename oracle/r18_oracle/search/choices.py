@@ -161,7 +161,7 @@ def divided(kernels: int, workers: int) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a campaign: the `nth` of so many, from 0 on.
+    """One of the `of` parts of a campaign; `nth` counts from 0.
 
     The first one has the kernel's own share, and with it the check `state`. Raises `ValueError` for
     a part that there is not.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -280,16 +280,17 @@ class _BackendRun:
             self.result.left_out = (
                 f"only the network '{self.request.network}'; its kernels with --backend {name}"
             )
-        self._reports: dict[str, list[KernelReport | None]] = {}  # of the parts, by kernel
+        self._begun: dict[str, list[KernelReport | None]] = {}
+        """Of each kernel without a report, the reports of the parts of its campaign."""
 
     def jobs(self, parts: int) -> Iterator[Job]:
-        """The network runs first, since they take longest; then each campaign in so many parts; and
-        the findings on coverage."""
+        """The network runs, which take longest, and then the parts of each campaign. Also adds the
+        findings on coverage to the result."""
         request, result = self.request, self.result
         how = request.profile, request.seed, request.network
         yield from _network_jobs(self.name, self.backend, request, result)
         for kernel in self.kernels:
-            self._reports[kernel.id] = [None] * parts
+            self._begun[kernel.id] = [None] * parts
             for nth in range(parts):
                 yield campaign_job(self.name, kernel.id, *how, Part(nth, parts))
         if request.kernels == "*":
@@ -303,12 +304,13 @@ class _BackendRun:
             )
 
     def wants(self, job: Job) -> bool:
-        """Whether the result depends on a job without an outcome: not if the kernel has a report,
+        """Whether the result depends on a job without an outcome: not if the kernel has its report,
         or an earlier part of its campaign a finding."""
-        if not (part := _part_of(job)):
+        part = _part_of(job)
+        if part is None:
             return True
-        before = self._reports[job.kernel][: part.nth]
-        return not (self._is_reported(job.kernel) or any(map(_failed, before)))
+        reports = self._begun.get(job.kernel)
+        return reports is not None and part.nth < len(_needed(reports))
 
     def take(self, outcome: Outcome) -> BackendResult | None:
         """Add the outcome of a job.
@@ -317,18 +319,19 @@ class _BackendRun:
         has a finding, which is not final yet.
         """
         finding, job = finding_of(outcome), outcome.job
-        if not (part := _part_of(job)):
+        part = _part_of(job)
+        if part is None:
             return self._take_run(outcome, finding)
+        reports = self._begun.get(job.kernel)
+        if reports is None:  # an earlier part had a finding
+            return None
         report = outcome.result
         if not isinstance(report, KernelReport):
             report = KernelReport(self.name, job.kernel, finding=finding, seconds=outcome.seconds)
-        reports = self._reports[job.kernel]
         reports[part.nth] = report
-        needed = reports[: next((i for i, one in enumerate(reports) if _failed(one)), part.of) + 1]
-        done = [one for one in needed if one is not None]
-        if self._is_reported(job.kernel) or len(done) < len(needed):
+        if None in _needed(reports):
             return None
-        whole = self._add(done)
+        whole = self._add(job.kernel)
         sound = whole.verdict == "ok" and not self._found_on(job.kernel)
         return self._alone(kernels=[whole]) if sound else None
 
@@ -343,17 +346,16 @@ class _BackendRun:
             return None
         return self._alone(checkpoints=[report]) if report.ok else None
 
-    def _add(self, done: Sequence[KernelReport]) -> KernelReport:
-        """Join the reports of a campaign's parts, and add the result."""
-        request, report = self.request, joined(done)
+    def _add(self, kernel: str) -> KernelReport:
+        """Join what the parts of a campaign have reported, and add it to the result."""
+        request = self.request
+        needed = _needed(self._begun.pop(kernel))
+        report = joined([one for one in needed if one is not None])
         if report.finding is None:
             report.finding = idle_choice(report, request.profile, request.seed, request.network)
         self.result.kernels.append(report)
         self.result.findings += [f for f in [report.finding] if f is not None]
         return report
-
-    def _is_reported(self, kernel: str) -> bool:
-        return any(report.kernel == kernel for report in self.result.kernels)
 
     def _found_on(self, kernel: str) -> bool:
         return any(finding.kernel == kernel for finding in self.result.findings)
@@ -365,9 +367,9 @@ class _BackendRun:
     def complete(self) -> None:
         """When all jobs are done, or the time is up: find idle kernels, shrink crashes and hangs,
         confirm the other findings in fresh processes, sort."""
-        for kernel, reports in self._reports.items():
-            if any(map(_failed, reports)) and not self._is_reported(kernel):
-                self._add([one for one in reports if one is not None])
+        for kernel, reports in list(self._begun.items()):
+            if any(map(_failed, reports)):
+                self._add(kernel)
         with Pool(1) as pool:
             for report in self.result.kernels:
                 before = report.finding
@@ -442,6 +444,12 @@ def _part_of(job: Job) -> Part | None:
 
 def _failed(report: KernelReport | None) -> bool:
     return report is not None and report.finding is not None
+
+
+def _needed(reports: list[KernelReport | None]) -> list[KernelReport | None]:
+    """The reports up to the first with a finding; None for a part that has none yet."""
+    failed = next((nth for nth, one in enumerate(reports) if _failed(one)), len(reports))
+    return reports[: failed + 1]
 
 
 def _network_jobs(
