@@ -25,7 +25,6 @@ SECONDS = 120
 """The seconds in which a race has to show."""
 CALM_SECONDS = 30
 """The seconds of a run without a race, which need not reach every problem."""
-BYTES = "cupy/qconv2d/implicit_gemm_wgmma/int8/nhwc"
 GATHER, STREAM = "implicit_gemm_wgmma/fp16/nhwc", "implicit_gemm_wgmma_stream/fp16/nhwc"
 PROGRAM = "program/fp16"
 
@@ -80,10 +79,13 @@ RACES = (
         (("    arrivals.wait();\n", ""),),
     ),
     Race(
-        "a CTA exits while others of its cluster read its accumulators",
-        BYTES,
-        "kernels/bytes/hopper/cluster_split_k.cuh",
-        (("  __syncwarp();\n  cluster_arrive_relaxed();\n  cluster_wait();\n", ""),),
+        "a CTA exits while others of its cluster read its means",
+        "cupy/gap_linear/warp_dot/fp16",
+        "kernels/ops/gap_linear.cu",
+        (
+            ("  __syncwarp();\n  cluster_arrive_relaxed();\n", ""),
+            ("  __syncwarp();\n  cluster_wait();\n#endif\n}", "#endif\n}"),
+        ),
     ),
     Race(
         "a tile is overwritten before every warp has read it",

@@ -53,8 +53,8 @@ class ByteTile(WgmmaTile):
 
     @property
     def shared_nbytes(self) -> int:
-        """Bytes of the stages, the slabs unless K is split, and the mbarriers."""
-        slabs = self.groups_m * self.n * SLAB_ROW if self.parts == 1 else 0
+        """Bytes of the stages, the slabs or the sums of other CTAs, and the mbarriers."""
+        slabs = self.groups_m * self.n * SLAB_ROW if self.parts == 1 else self.received_nbytes
         barriers = (self.stages + 1) * BARRIER_NBYTES
         return self.stages * self.stage_nbytes + slabs + barriers + ALIGNMENT
 

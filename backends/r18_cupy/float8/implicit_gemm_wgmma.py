@@ -44,7 +44,7 @@ TILES = (
     tile_of(128, 64, 128, stages=4, blocks=2),
     tile_of(128, 64, 64, stages=4, blocks=3),
     # For a few images, K is split, and as much is prefetched as fits.
-    tile_of(128, 128, 128, stages=6, blocks=1, parts=4),
+    tile_of(128, 128, 128, stages=5, blocks=1, parts=4),
     tile_of(128, 64, 128, stages=8, blocks=1, parts=4),
     tile_of(128, 128, 64, stages=6, blocks=1, parts=2),
     tile_of(128, 128, 64, stages=8, blocks=1, parts=4),

@@ -52,15 +52,16 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& wei
                                         unsigned slabs, int tiles, int first, int last,
                                         bool loads_residual) {
   const int runs = (p.c + TILE_K - 1) / TILE_K;  // chunks of channels at each position
-  const int run0 = first % runs, s0 = first / runs % p.kw, r0 = first / runs / p.kw;
+  int run0 = first % runs, s0 = first / runs % p.kw, r0 = first / runs / p.kw;
   const int ahead = min(TILE_STAGES, last - first);
   Tile at = tile_at(blockIdx.x, p);
-  WindowCorner corner = corner_at(at.pixel0, p);  // divides, so not behind the wait
+  WindowCorner corner = corner_at(at.pixel0, p);
   const auto load_weights = [&](int k, int stage) {
     mbarrier_arrive_expect_tx(ring.full(stage), STAGE_BYTES);
     tma_load(stages + stage * STAGE_BYTES, weight, ring.full(stage), k * TILE_K, at.channel0);
   };
   for (int i = 0; i < ahead; ++i) load_weights(first + i, i);
+  settle(run0, s0, r0, corner.w, corner.h, corner.n);
   wait_for_previous_launch();
   RingState state;
   int issued = 0;  // K tiles

@@ -12,10 +12,40 @@
 #include "bytes/hopper/gather.cuh"
 
 #if TILE_PARTS > 1
-#include "bytes/hopper/cluster_split_k.cuh"
+#include "hopper/cluster_split_k.cuh"
 #define IN_CLUSTER __cluster_dims__(1, TILE_PARTS, 1)
 #else
 #define IN_CLUSTER
+#endif
+
+#if TILE_PARTS > 1
+// A thread's outputs of a block, 16 channels of each warp by eight pixels: four adjacent channels
+// of a pixel. Sums are of two channels of two pixels, which are transposed as pairs of bytes.
+struct BlockOutputs {
+  size_t at;
+  bool valid;
+  unsigned residual;
+
+  // Loads the residual, zeros if it is null.
+  __device__ __forceinline__ void load(const Part& part, const ConvShape& p, const Tile& tile,
+                                       int block, const unsigned char* from) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int channel = tile.channel0 + part.m + warp * 16 + lane % 4 * 4;
+    const unsigned pixel = tile.pixel0 + part.n + 8 * block + lane / 4;
+    const unsigned pixels = block < GROUP_N / 8 ? (unsigned)p.n * p.oh * p.ow : 0;
+    at = (size_t)pixel * p.o + channel;
+    valid = pixel < pixels && channel < p.o;
+    residual = from && valid ? *reinterpret_cast<const unsigned*>(from + at) : 0;
+  }
+
+  // Finishes the sums and writes them.
+  template <typename T>
+  __device__ __forceinline__ void write(const T (&sums)[4], const Finishing& by,
+                                        unsigned char* out) const {
+    const unsigned bytes = transposed(finish_four(sums, transposed(residual), by));
+    if (valid) *reinterpret_cast<unsigned*>(out + at) = bytes;
+  }
+};
 #endif
 
 // Grid: x, the CTAs that are resident at once, or one per tile if there are fewer or if K is split;
@@ -37,15 +67,26 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
   const int first = (int)blockIdx.y * k_tiles / TILE_PARTS;
   const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
 
+#if TILE_PARTS > 1
+  using Split = SplitK<GROUP_N / 8>;
+  const Arrivals arrivals = Split::arrivals_at(slab_ring.end());
+  begin_block(x, weight, residual_map, out_map, ring, slab_ring, arrivals);
+  cluster_arrive_relaxed();  // others may send to this CTA
+#else
   begin_block(x, weight, residual_map, out_map, ring, slab_ring);
+#endif
 
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = warpgroup_index();
   if (warpgroup == WARPGROUPS) {
     release_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMERS) {
+    if (threadIdx.x / 32 == CONSUMERS / 32 && elect_one()) {
       produce(x, weight, residual_map, p, ring, slab_ring, stages, slabs, tiles, first, last,
               TILE_PARTS == 1 && residual);
     }
+#if TILE_PARTS > 1
+    __syncwarp();
+    cluster_wait();  // who arrives at a barrier also waits for it
+#endif
     return;
   }
   acquire_registers<CONSUMER_REGISTERS>();
@@ -84,9 +125,17 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
   }
   if (storing) tma_store_wait();
 #else
-  mainloop(sums, ring, state, a, b, last - first, [] {});
-  asm volatile("bar.sync 3, %0;" ::"n"(CONSUMERS) : "memory");  // all stages have been read
   const Tile at = tile_at(blockIdx.x, p);
-  reduce_split_k(sums, part, shared, p, at.pixel0, at.channel0, factors, residual, out);
+  const Finishing by(p, factors, at.channel0 + part.m);
+  BlockOutputs outputs[Split::OWN];
+  wait_for_previous_launch();
+#pragma unroll
+  for (int i = 0; i < Split::OWN; ++i) {
+    outputs[i].load(part, p, at, Split::first() + i, by.has_residual ? residual : nullptr);
+  }
+  mainloop(sums, ring, state, a, b, last - first, [] {});
+  using Four = decltype(sums[0] + 0)[4];
+  Split::reduce(sums, shared + (arrivals.end() - stages), arrivals,
+                [&](int i, const Four& four) { outputs[i].write(four, by, out); });
 #endif
 }

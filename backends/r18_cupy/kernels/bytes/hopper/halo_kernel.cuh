@@ -26,14 +26,13 @@ __device__ __forceinline__ void convolve_rows(const TensorMap& x, const TensorMa
   const Ring ring{slab + shape.slab_pitch, TILE_STAGES, CONSUMERS / 32};  // of weights
   const Ring slot_ring{ring.end(), shape.slots, CONSUMERS / 32};
   const Ring slab_ring{slot_ring.end(), 1, 1};
-  const Tile at = tile_at(blockIdx.x, p, shape.rows);
+  Tile at = tile_at(blockIdx.x, p, shape.rows);
   const int chunks = (p.c + TILE_K - 1) / TILE_K, positions = p.kh * p.kw;
-  const bool elected = threadIdx.x % 32 == 0;
 
   begin_block(x, weight, residual, out, ring, slot_ring, slab_ring);
 
   if (threadIdx.x / 32 == CONSUMERS / 32) {
-    if (!elected) return;
+    if (!elect_one()) return;
     // The weights of the first stages are loaded before the previous launch has ended.
     const int count = chunks * positions, ahead = min(count, TILE_STAGES);
     RingState state, slot_state;
@@ -57,6 +56,7 @@ __device__ __forceinline__ void convolve_rows(const TensorMap& x, const TensorMa
       ++issued;
     };
     for (int i = 0; i < ahead; ++i) load_weights();
+    settle(at.channel0, at.line0, at.image);
     wait_for_previous_launch();
     for (int i = 0; i < min(chunks, shape.slots); ++i) load_slot();
     if (factors.residual_multiplier) {

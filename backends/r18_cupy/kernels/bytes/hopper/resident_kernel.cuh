@@ -24,22 +24,23 @@ __device__ __forceinline__ void convolve_tiles(const TensorMap& x, const TensorM
   const Ring slab_ring{slot_ring.end(), shape.slabs, 1};  // residuals in, outputs out
   const Ring weight_ring{slab_ring.end(), 1, 1};
   const int channel0 = tile_at(blockIdx.x, p, shape.rows).channel0;
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = warpgroup_index();
   const bool elected = threadIdx.x % 32 == 0;
 
   begin_block(x, weight, residual, out, slot_ring, slab_ring, weight_ring);
 
   if (warpgroup == WARPGROUPS) {
-    if (!elected) return;
+    if (!elect_one()) return;
     mbarrier_arrive_expect_tx(weight_ring.full(0), POSITIONS * WEIGHT_BYTES);
     for (int i = 0; i < POSITIONS; ++i) {
       tma_load(weights + i * WEIGHT_BYTES, weight, weight_ring.full(0), i * TILE_K, channel0);
     }
+    Tile at = tile_at(blockIdx.x, p, shape.rows);
+    settle(at.line0, at.image);
     wait_for_previous_launch();
     RingState slot, slab;
     int issued = 0;
     for (int index = blockIdx.x; index < shape.tiles; index += gridDim.x, ++issued) {
-      const Tile at = tile_at(index, p, shape.rows);
       if (issued >= shape.slots) mbarrier_wait(slot_ring.empty(slot.stage), slot.phase ^ 1);
       const unsigned full = slot_ring.full(slot.stage);
       mbarrier_arrive_expect_tx(full, shape.patch_nbytes);
@@ -55,6 +56,7 @@ __device__ __forceinline__ void convolve_tiles(const TensorMap& x, const TensorM
         mbarrier_arrive(slab_ring.full(slab.stage));
       }
       slab.advance(shape.slabs);
+      at = tile_at(index + gridDim.x, p, shape.rows);
     }
     return;
   }

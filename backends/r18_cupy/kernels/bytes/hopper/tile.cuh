@@ -13,13 +13,17 @@
 // - Factors: the epilogue's operands, in memory.
 // - Finishing(p, factors, channel0): the factors of a thread's two channels.
 // - finish(sums, slab, by, row_of): finishes a warpgroup's sums into its slab.
-// - ChunkFinishing(p, factors, channel): four adjacent channels, for split-K.
+// - finish_four(sums, residual, by): for split-K, the output's bytes of a matrix's four sums,
+//   [channel][pixel], and of the residual's bytes: channels 2i and 2i + 1 of a pixel, then of the
+//   next pixel.
 #pragma once
 #include "common/cp_async.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/epilogue.cuh"
+#include "common/settle.cuh"
 #include "bytes/hopper/wgmma.cuh"
 #include "hopper/tma.cuh"
+#include "hopper/uniform.cuh"
 #include "mma/transposed_matrices.cuh"
 
 constexpr int STEPS = TILE_K / 32;  // instructions per K tile
@@ -116,8 +120,7 @@ __device__ __forceinline__ int channel_of(int channel0) {
 // Finishes COUNT matrices of 16 channels by 8 pixels, with the residual at `address` in the slab,
 // and writes them there. Lane i has the address of pixel i % 8 of matrix i / 8.
 //
-// `by` makes bytes of a matrix's four sums, [channel][pixel], and of the residual's bytes: channels
-// 2i and 2i + 1 of a pixel, then of the next pixel.
+// `by` makes bytes as `finish_four` does.
 template <int COUNT, typename T, typename By>
 __device__ __forceinline__ void finish_matrices(const T* sums, unsigned address, const By& by) {
   unsigned bytes[4] = {};

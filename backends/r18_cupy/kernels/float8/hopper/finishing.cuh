@@ -77,33 +77,7 @@ __device__ __forceinline__ void finish(const Sums& sums, unsigned slab, const Fi
   finish_slab(sums, slab, by, row_of);
 }
 
-// The epilogue's operands for four adjacent channels.
-struct ChunkFinishing {
-  float4 bias, multiplier;
-  float residual_multiplier;
-  bool has_residual, relu;
-
-  __device__ __forceinline__ ChunkFinishing(const ConvShape& p, const Factors& factors, int channel)
-      : bias{},
-        multiplier{},
-        residual_multiplier(factors.residual_multiplier ? *factors.residual_multiplier : 0.0f),
-        has_residual(factors.residual_multiplier != nullptr),
-        relu(p.relu != 0) {
-    if (channel < p.o) {
-      bias = *reinterpret_cast<const float4*>(factors.bias + channel);
-      multiplier = *reinterpret_cast<const float4*>(factors.multiplier + channel);
-    }
-  }
-
-  // Without a residual, `residual` is 0.
-  __device__ __forceinline__ unsigned operator()(const float (&sums)[4], unsigned residual) const {
-    const float2 low = from_e4m3_pair(residual), high = from_e4m3_pair(residual >> 16);
-    const unsigned lower = to_e4m3_pair(
-        finished(sums[0], multiplier.x, bias.x, low.x, residual_multiplier, relu),
-        finished(sums[1], multiplier.y, bias.y, low.y, residual_multiplier, relu));
-    const unsigned upper = to_e4m3_pair(
-        finished(sums[2], multiplier.z, bias.z, high.x, residual_multiplier, relu),
-        finished(sums[3], multiplier.w, bias.w, high.y, residual_multiplier, relu));
-    return lower | upper << 16;
-  }
-};
+__device__ __forceinline__ unsigned finish_four(const float (&sums)[4], unsigned residual,
+                                                const Finishing& by) {
+  return by(sums, residual);
+}

@@ -33,7 +33,7 @@ __device__ __forceinline__ void mainloop(Sums& sums, const Ring& ring, RingState
 #pragma unroll
   for (int i = 0; i < GROUP_N / 2; ++i) sums[i] = 0.0f;
   Sums part;
-  int end = threadIdx.x < 128 ? RUN : RUN - RUN / 2;
+  int end = warpgroup_index() == 0 ? RUN : RUN - RUN / 2;
   for (int k = 0; k < count; end += RUN) {
     int before = -1;  // the stage of the run's previous K tile
     for (const int last = min(end, count); k < last; ++k, state.advance(TILE_STAGES)) {

@@ -114,42 +114,16 @@ __device__ __forceinline__ void finish(const Sums& sums, unsigned slab, const Fi
   }
 }
 
-// The epilogue's operands for four adjacent channels.
-struct ChunkFinishing {
-  int4 bias;
-  float4 multiplier;
-  float residual_multiplier;
-  bool has_residual, residual_signed;
-  int low, high;
+template <bool RELU>
+__device__ __forceinline__ unsigned finish_four_with(const int (&sums)[4], unsigned residual,
+                                                     const Finishing& by) {
+  if (!by.has_residual) return FinishingAs<Residual::NONE, RELU>{by}(sums, residual);
+  if (by.residual_signed) return FinishingAs<Residual::SIGNED, RELU>{by}(sums, residual);
+  return FinishingAs<Residual::UNSIGNED, RELU>{by}(sums, residual);
+}
 
-  __device__ __forceinline__ ChunkFinishing(const ConvShape& p, const Factors& factors, int channel)
-      : bias{},
-        multiplier{},
-        residual_multiplier(factors.residual_multiplier ? *factors.residual_multiplier : 0.0f),
-        has_residual(factors.residual_multiplier != nullptr),
-        residual_signed(factors.residual_signed != 0),
-        low(p.relu ? 0 : -128),
-        high(p.relu ? 255 : 127) {
-    if (channel < p.o) {
-      bias = *reinterpret_cast<const int4*>(factors.bias + channel);
-      multiplier = *reinterpret_cast<const float4*>(factors.multiplier + channel);
-    }
-  }
-
-  __device__ __forceinline__ unsigned operator()(const int (&sums)[4], unsigned residual) const {
-    const float multipliers[4] = {multiplier.x, multiplier.y, multiplier.z, multiplier.w};
-    const int whole[4] = {sums[0] + bias.x, sums[1] + bias.y, sums[2] + bias.z, sums[3] + bias.w};
-    unsigned made = 0;
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      float number = scaled(whole[v], multipliers[v]);
-      if (has_residual) {
-        const unsigned byte = residual >> 8 * v;
-        const int value = residual_signed ? (int)(signed char)byte : (int)(byte & 255);
-        number = plus_residual(number, value, residual_multiplier);
-      }
-      made |= (unsigned)(saturated(number, low, high) & 255) << 8 * v;
-    }
-    return made;
-  }
-};
+__device__ __forceinline__ unsigned finish_four(const int (&sums)[4], unsigned residual,
+                                                const Finishing& by) {
+  return by.relu ? finish_four_with<true>(sums, residual, by)
+                 : finish_four_with<false>(sums, residual, by);
+}
