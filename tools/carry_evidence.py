@@ -160,13 +160,21 @@ def asked(root: Path, backend: str, requests: Sequence[Request]) -> dict[Request
     return dict(zip(requests, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
-def git(*arguments: str) -> None:
-    """Run git in this checkout. Raises `UsageError` with what it says if it fails."""
+def git(*arguments: str) -> str:
+    """Run git in this checkout; returns its output. Raises `UsageError` with what it says if it
+    fails.
+    """
     done = subprocess.run(
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise UsageError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def commit_of(revision: str) -> str:
+    """The first eight digits of the commit, which a name like HEAD does not stand for tomorrow."""
+    return git("rev-parse", "--short=8", "--verify", f"{revision}^{{commit}}")
 
 
 def answer(backend: str) -> None:
@@ -195,6 +203,7 @@ def requests_of(record: Verify, changed: Collection[str]) -> list[Request]:
 
 def carry(revision: str, backend: str, pattern: str, folder: Path) -> int:
     """Carry evidence over in the records of a folder; returns the number of stale kernels left."""
+    revision = commit_of(revision)
     loaded = load_backend(backend)
     kernels = [one for one in loaded.kernels() if fnmatchcase(one.id, pattern)]
     found = records.load_all(folder, Verify)

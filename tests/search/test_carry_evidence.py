@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -109,3 +110,10 @@ def test_a_checkout_that_is_not_imported_is_refused(tool: ModuleType) -> None:
 def test_a_revision_that_is_not_there_is_named(tool: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-such-revision"):
         tool.carry("no-such-revision", "cupy", KERNEL, tmp_path)
+
+
+def test_a_name_stands_for_its_commit(tool: ModuleType) -> None:
+    """The record keeps the commit: HEAD is another one tomorrow."""
+    commit = tool.commit_of("HEAD")
+    assert re.fullmatch(r"[0-9a-f]{8,}", commit)
+    assert tool.git("rev-parse", "HEAD").startswith(commit)
