@@ -20,7 +20,8 @@ from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div
 # -- choosing ----------------------------------------------------------------------------------
 
 # Fitted so that the estimates order the times of every tile on an H200, for every convolution of a
-# ResNet-18: the chosen tiles take 0.6 % longer than the best ones.
+# ResNet-18: the chosen tiles took 0.6 % longer than the best ones. Those of a cluster are from
+# before its CTAs sent their sums; the shipped table names the best tiles that `r18 tune` found.
 STEP_LATENCY = 30  # cycles per step on top of its products: waiting, issuing
 COPY_LATENCY = 2700  # cycles from issuing a stage's loads until they arrive,
 COPY_BYTES_PER_CYCLE = 1500  # plus a part that grows with its bytes

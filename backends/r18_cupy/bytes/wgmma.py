@@ -33,7 +33,7 @@ class ByteTile(WgmmaTile):
     """A `WgmmaTile` with `k` products (bytes) per step: 64 or 128, the swizzle's span.
 
     n / groups_n has an instance in kernels/bytes/hopper/wgmma.cuh. The warpgroups' slabs have
-    shared memory of their own.
+    shared memory of their own; with split-K there are none, and the sums of other CTAs have.
     """
 
     @property
@@ -54,9 +54,10 @@ class ByteTile(WgmmaTile):
     @property
     def shared_nbytes(self) -> int:
         """Bytes of the stages, the slabs or the sums of other CTAs, and the mbarriers."""
-        slabs = self.groups_m * self.n * SLAB_ROW if self.parts == 1 else self.received_nbytes
+        slabs = self.groups_m * self.n * SLAB_ROW
+        epilogue = slabs if self.parts == 1 else self.received_nbytes
         barriers = (self.stages + 1) * BARRIER_NBYTES
-        return self.stages * self.stage_nbytes + slabs + barriers + ALIGNMENT
+        return self.stages * self.stage_nbytes + epilogue + barriers + ALIGNMENT
 
 
 def packed_depth(op: Conv2d, k: int) -> int:

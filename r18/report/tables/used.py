@@ -112,6 +112,7 @@ def quantised_table(options: Options, folder: Path) -> Table:
         (one["quantised"], one)
         for one in entries
         if one.get("quantised")
+        and one["precision"] == "int8"
         and (one["network"], one["backend"], one["folder"]) == (network, backend, images)
     ]
     if not found:

@@ -26,6 +26,7 @@ from r18_oracle.search.campaign import network_problems
 TARGET = "sm_90a"
 GATHER, SPLIT_K = "hopper/implicit_gemm_wgmma", "hopper/cluster_split_k.cuh"
 BYTES = "integers/hopper/implicit_gemm_wgmma"
+BYTES_KERNEL, UNROLLED = "bytes/hopper/gather_kernel.cuh", "#pragma unroll\n"
 KERNEL, HALO = "hopper/gather_kernel.cuh", "hopper/implicit_gemm_wgmma_halo"
 ARRIVE, RELAXED = "cluster_arrive();\n", "cluster_arrive_relaxed();\n"
 ONE, FIRST = "if (threadIdx.x == 0)", "if (index == blockIdx.x)"
@@ -62,6 +63,7 @@ PLANTED = [
     ("launch-wait", GATHER, "TILE_PARTS=8", KERNEL, f"{ADDED}      {WAIT}", ADDED),
     ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, STARTED, ""),
     ("cluster-order", BYTES, "TILE_PARTS=8", SPLIT_K, STARTED, ""),
+    ("launch-wait", BYTES, "TILE_PARTS=8", BYTES_KERNEL, f"  {WAIT}{UNROLLED}", UNROLLED),
     ("cluster-order", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", f"  {ARRIVE}", f"  {RELAXED}"),
     ("cluster-order", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", *JOINED),
     ("cluster-order", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", *LEFT),

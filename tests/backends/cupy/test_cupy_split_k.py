@@ -112,7 +112,7 @@ def test_each_output_is_added_up_once(precision: Precision, tile: WgmmaTile) -> 
 
 @pytest.mark.parametrize(("precision", "tile"), SPLIT)
 def test_received_sums_have_memory_of_their_own(precision: Precision, tile: WgmmaTile) -> None:
-    slabs = BARRIER_NBYTES if isinstance(tile, ByteTile) else 0  # of slabs, which are not in use
+    slabs = BARRIER_NBYTES if isinstance(tile, ByteTile) else 0  # for slabs, which split-K has not
     stages = tile.stages * (tile.stage_nbytes + BARRIER_NBYTES) + slabs
     assert tile.shared_nbytes == stages + tile.received_nbytes + ALIGNMENT
     assert (stages + BARRIER_NBYTES) % FOUR_NBYTES == 0, precision

@@ -7,6 +7,7 @@
 // The including file includes the header of its numbers first (tile.cuh).
 #pragma once
 #include "bytes/hopper/tile.cuh"
+#include "common/settle.cuh"
 
 constexpr int BYTES_A = TILE_M * TILE_K, BYTES_B = TILE_N * TILE_K;
 constexpr int STAGE_BYTES = BYTES_A + BYTES_B;
@@ -61,6 +62,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& wei
     tma_load(stages + stage * STAGE_BYTES, weight, ring.full(stage), k * TILE_K, at.channel0);
   };
   for (int i = 0; i < ahead; ++i) load_weights(first + i, i);
+  // The assembler may still move divisions (settle.cuh); in split tiles it does not.
   settle(run0, s0, r0, corner.w, corner.h, corner.n);
   wait_for_previous_launch();
   RingState state;

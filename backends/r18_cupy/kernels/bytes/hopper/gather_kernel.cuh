@@ -3,22 +3,21 @@
 // 2. Consumer warpgroups multiply them and add up in registers.
 // 3. Epilogue in the warpgroup's slab: the residual, which TMA loads during the products, and TMA
 //    stores, which end during the next tile's products; the first stages of that tile are loaded by
-//    then. With TILE_PARTS > 1 the CTAs of a cluster divide K and add their sums first (split-K).
+//    then.
+// With TILE_PARTS > 1 the CTAs of a cluster divide K (split-K), add their sums and write the outputs
+// from registers: hopper/cluster_split_k.cuh.
 //
 // The including file defines mainloop(sums, ring, state, a, b, count, overlapped), which multiplies
 // `count` K tiles. With split-K there may be none. `overlapped` is called once, while products are
 // in flight.
 #pragma once
 #include "bytes/hopper/gather.cuh"
+#include "hopper/uniform.cuh"
 
 #if TILE_PARTS > 1
 #include "hopper/cluster_split_k.cuh"
 #define IN_CLUSTER __cluster_dims__(1, TILE_PARTS, 1)
-#else
-#define IN_CLUSTER
-#endif
 
-#if TILE_PARTS > 1
 // A thread's outputs of a block, 16 channels of each warp by eight pixels: four adjacent channels
 // of a pixel. Sums are of two channels of two pixels, which are transposed as pairs of bytes.
 struct BlockOutputs {
@@ -46,6 +45,8 @@ struct BlockOutputs {
     if (valid) *reinterpret_cast<unsigned*>(out + at) = bytes;
   }
 };
+#else
+#define IN_CLUSTER
 #endif
 
 // Grid: x, the CTAs that are resident at once, or one per tile if there are fewer or if K is split;
@@ -134,8 +135,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     outputs[i].load(part, p, at, Split::first() + i, by.has_residual ? residual : nullptr);
   }
   mainloop(sums, ring, state, a, b, last - first, [] {});
-  using Four = decltype(sums[0] + 0)[4];
+  using Sum = decltype(sums[0] + 0);  // NVRTC takes no generic lambda
   Split::reduce(sums, shared + (arrivals.end() - stages), arrivals,
-                [&](int i, const Four& four) { outputs[i].write(four, by, out); });
+                [&](int i, const Sum(&four)[4]) { outputs[i].write(four, by, out); });
 #endif
 }

@@ -9,6 +9,8 @@
 // multiplies every stage of weights by its slot, and releases both.
 #pragma once
 #include "bytes/hopper/halo.cuh"
+#include "common/settle.cuh"
+#include "hopper/uniform.cuh"
 
 static_assert(TILE_GROUPS_N == 1, "one warpgroup multiplies");
 static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");

@@ -6,6 +6,8 @@
 // 3. Epilogue in the warpgroup's slab, and a TMA store that ends during the next tile's products.
 #pragma once
 #include "bytes/hopper/halo.cuh"
+#include "common/settle.cuh"
+#include "hopper/uniform.cuh"
 
 constexpr int WINDOW = 3;  // rows and columns
 constexpr int POSITIONS = WINDOW * WINDOW;

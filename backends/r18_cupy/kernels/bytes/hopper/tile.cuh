@@ -20,10 +20,8 @@
 #include "common/cp_async.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/epilogue.cuh"
-#include "common/settle.cuh"
 #include "bytes/hopper/wgmma.cuh"
 #include "hopper/tma.cuh"
-#include "hopper/uniform.cuh"
 #include "mma/transposed_matrices.cuh"
 
 constexpr int STEPS = TILE_K / 32;  // instructions per K tile

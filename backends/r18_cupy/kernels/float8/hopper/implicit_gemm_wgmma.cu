@@ -12,6 +12,7 @@
 // ≤ 256); tiles as `TILES` in float8/implicit_gemm_wgmma.py lists them.
 #include "float8/hopper/finishing.cuh"
 #include "bytes/hopper/gather.cuh"
+#include "hopper/uniform.cuh"
 
 // Promoted sums take two registers for each output. Where a warp of producers would leave the
 // consumers too few, there is a warpgroup of them, and it gives registers away.
