@@ -121,6 +121,11 @@ def matmul_double_sums(a: Array, b: Array) -> Array:
     return (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype)
 
 
+def matmul_rounded_products(a: Array, b: Array) -> Array:
+    """An accumulator in float64 of products in the arrays' format, as `s += a[i] * b[i]` has it."""
+    return (a[:, :, None] * b).sum(axis=1, dtype=np.float64).astype(a.dtype)
+
+
 def matmul_tensor_core(a: Array, b: Array) -> Array:
     """tf32 in steps of eight: terms aligned to the largest, truncated below its 24th bit."""
     x, y = cut_to_tf32(a).astype(np.float64), cut_to_tf32(b).astype(np.float64)

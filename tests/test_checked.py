@@ -54,6 +54,7 @@ def checked(name: str, like: str, how: How = HERE_AND_NOW, **options: Any) -> Ch
         ("matmul_pairwise", "matmul"),
         ("matmul_sequential", "matmul"),
         ("matmul_double_sums", "matmul"),
+        ("matmul_rounded_products", "matmul"),
     ],
 )
 def test_right_functions_pass(name: str, like: str) -> None:
@@ -202,3 +203,27 @@ def test_the_command(tmp_path: Path) -> None:
     unknown = command(tmp_path, "mine.py:addd")
     assert unknown.returncode == 2
     assert "did you mean 'add'" in unknown.stderr
+
+
+def test_the_command_refuses_what_it_cannot_judge(tmp_path: Path) -> None:
+    """Exit code 2 where nothing was run, and a file that is not there is not passed over."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "def relu(x): return np.maximum(x, 0)\n"
+        "def no(problem): return 'takes nothing'\n"
+    )
+    (tmp_path / "model.py").write_text("class Model: pass\n")
+    options = ("--profile", "brief", "--network", "none")
+    nothing = command(tmp_path, "mine.py:relu", *options, "--refuses", "mine.py:no")
+    assert nothing.returncode == 2, nothing.stdout + nothing.stderr
+    assert "not judged: it took no problem" in nothing.stdout
+    for wrong, said in (
+        (("--like", "no.py"), "there is no file 'no.py'"),
+        (("--like", "model.py"), "'model.py' is no problem of a suite for this function"),
+        (("--findings", "mine.py"), "is no folder; name a folder"),
+        (("--findings", "mine.py/below"), "is no folder; name a folder"),
+    ):
+        refused = command(tmp_path, "mine.py:relu", *options, *wrong)
+        assert refused.returncode == 2, refused.stdout + refused.stderr
+        assert said in refused.stderr
+        assert not refused.stdout

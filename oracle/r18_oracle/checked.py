@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from r18.errors import BackendUnavailable, UsageError, show
+from r18.errors import BackendUnavailable, UsageError, plain, show
 from r18.graph.ops import Problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import SILENCE, Finding, save
@@ -90,10 +90,15 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        return self._judged and not self.findings and not self.below
+        return self.judged and not self.findings and not self.below
 
     @property
-    def _judged(self) -> bool:
+    def judged(self) -> bool:
+        """Whether it took a problem and every search of it ended well, or something was found."""
+        return bool(self.findings) or self._ran
+
+    @property
+    def _ran(self) -> bool:
         return bool(self.reports) and all(report.verdict == "ok" for report in self.reports)
 
     @property
@@ -133,7 +138,7 @@ class Checked:
         """The verdict in one line."""
         if self.findings:
             return f"wrong: {', '.join(dict.fromkeys(f.check for f in self.findings))}"
-        if not self._judged:
+        if not self.judged:
             return "not judged: it took no problem"
         if self.below:
             return (
@@ -347,9 +352,20 @@ def target_of(place: str, like: object | None = None, **options: Any) -> Target:
     those of `Target`; an empty one counts as not given. Raises what loading the function
     raises, and `UsageError` for an unknown option.
     """
-    if isinstance(like, str) and like.endswith((".py", ".json")):
-        place, like = f"{like}+{place}", None
+    problem = like if isinstance(like, str) and like.endswith((".py", ".json")) else None
+    if problem is not None:
+        if not Path(problem).is_file():
+            raise UsageError(
+                f"there is no file '{plain(problem)}': --like takes an operator, such as softmax, "
+                "or the file of a suite's problem"
+            )
+        place, like = f"{problem}+{place}", None
     function = function_at(place)
+    if problem is not None and not isinstance(function, Adapted):
+        raise UsageError(
+            f"'{plain(problem)}' is no problem of a suite for this function: only a ModelNew or a "
+            "solution has one; name an operator, such as --like softmax"
+        )
     marked, given = _options(function, like, options)
     return Target(place, like_named(place, marked).name, **given)
 

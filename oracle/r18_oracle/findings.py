@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from r18.atomic import new_file
+from r18.atomic import write_text
 from r18.errors import R18Error, UsageError, plain, show, unknown
 from r18.files import read_object
 from r18.graph.all_ops import ALL_OPS
@@ -304,10 +304,12 @@ def _failure_type(check: str) -> type[Failed]:
 
 
 def save(finding: Finding, folder: Path) -> Path:
-    """Write a finding as a small JSON file, whole or not at all; returns its path."""
+    """Write a finding as a small JSON file, whole or not at all; returns its path.
+
+    Raises `R18Error` where it cannot be written.
+    """
     path = folder / finding.file_name
-    with new_file(path) as draft:
-        draft.write_text(json.dumps(finding.to_json(), indent=1) + "\n", "utf-8")
+    write_text(path, json.dumps(finding.to_json(), indent=1) + "\n")
     return path
 
 

@@ -18,7 +18,13 @@ from r18_oracle.functions.target import Target
 from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.order import order_of
 from r18_oracle.probe.settle import MOST_ELEMENTS, MOST_MACS, Found, settle
-from r18_oracle.probe.sums import flushes, narrowest, rounds_before_bias, sums_of
+from r18_oracle.probe.sums import (
+    flushes,
+    narrowest,
+    rounds_before_bias,
+    rounds_products,
+    sums_of,
+)
 from r18_oracle.search.profiles import profile
 
 HERE = Path(checked_kernels.__file__)
@@ -47,6 +53,7 @@ def settled(name: str, like: str = "matmul", **options: Any) -> Found:
         ("matmul_sequential", "sum,float32", None),
         ("matmul_pairwise", "sum,float32", None),
         ("matmul_double_sums", "sum,float64", None),
+        ("matmul_rounded_products", "sum,float32", None),
         ("numpy:matmul", "sum,float32", None),
         ("torch:matmul", "sum,float32", None),
     ],
@@ -55,6 +62,15 @@ def test_the_arithmetic_of_sums(name: str, contract: str, below: str | None) -> 
     found = settled(name)
     assert str(found.arithmetic) == contract == found.target.contract
     assert found.below == (() if below is None else (below,))
+
+
+def test_products_that_are_rounded_before_they_are_added() -> None:
+    found = settled("matmul_rounded_products")
+    assert "its products are rounded to float32 before they are added" in found.notes
+    half = settled("matmul_rounded_products", dtype="float16")
+    assert (str(half.arithmetic), half.below) == ("sum,float16", ("sums in float16",))
+    (dots,) = dots_of(checked_kernels.matmul_double_sums)
+    assert not rounds_products(dots, "float32")
 
 
 def test_the_narrowest_sum_is_named_by_its_length_and_form() -> None:

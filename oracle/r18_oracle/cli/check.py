@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from r18.cli.app import FOUND
+from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import AsJson
 from r18_oracle.cli.options import FINDINGS, FindingsFolder, NetworkOrNone, Seed, network_or_none
 
@@ -94,5 +94,7 @@ def check(
         typer.echo("\n\n".join(result.text(findings) for result in results))
     for sentence in (*asked.left_out, *asked.broken):
         typer.echo(f"not judged: {sentence}", err=True)
-    if asked.broken or not all(result.ok for result in results):
+    if asked.broken or not all(result.ok or not result.judged for result in results):
         raise typer.Exit(FOUND)
+    if not all(result.judged for result in results):
+        raise typer.Exit(REFUSED)

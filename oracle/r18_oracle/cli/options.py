@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from r18.backend.registry import VARIABLE
 from r18.cli.options import backend_names
+from r18.errors import UsageError
 
 BackendToCheck = Annotated[
     str,
@@ -38,7 +40,20 @@ Continued = Annotated[
     bool, typer.Option("--record", help="Write the device's record, and continue from it.")
 ]
 FINDINGS = Path("exports/findings")
-FindingsFolder = Annotated[Path, typer.Option(help="Folder for the findings, one file each.")]
+
+
+def _folder(path: Path) -> Path:
+    """A folder that is there or can be made: a search is not lost to a wrong name at its end."""
+    first = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not first.is_dir() or not os.access(first, os.W_OK):
+        why = "cannot be written" if first.is_dir() else "is no folder"
+        raise UsageError(f"--findings {path}: '{first}' {why}; name a folder, which may be new")
+    return path
+
+
+FindingsFolder = Annotated[
+    Path, typer.Option(help="Folder for the findings, one file each.", callback=_folder)
+]
 ExportFolder = Annotated[
     Path | None, typer.Option(help="A folder that `r18 export` wrote, instead of --weights.")
 ]

@@ -77,6 +77,11 @@ class Dots:
         return self.kernel.refusal(self.form.problem(n, k, o)) is None
 
     @property
+    def multiplies(self) -> bool:
+        """Whether the terms of a sum are products; those of a mean are not."""
+        return bool(self.form.problem(1, self.form.multiple, 1).op.weights())
+
+    @property
     def usual(self) -> bool:
         """Whether it takes the sums that most probes pose."""
         return self.takes(OUTPUTS, TERMS, OUTPUTS)

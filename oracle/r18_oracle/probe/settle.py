@@ -32,7 +32,13 @@ from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.factors import Factors, are_whole, factors_of
 from r18_oracle.probe.fitted import fitted
 from r18_oracle.probe.order import order_of, shape_of
-from r18_oracle.probe.sums import flushes, narrowest, rounds_before_bias, sums_of
+from r18_oracle.probe.sums import (
+    flushes,
+    narrowest,
+    rounds_before_bias,
+    rounds_products,
+    sums_of,
+)
 from r18_oracle.probe.transforms import as_transform, note_on, transformed, window_of
 
 Announce = Callable[[Problem | None, str, int], None]
@@ -256,6 +262,10 @@ def _of_sums(
     if not factors.name or not sums.name:
         return None, ("no known arithmetic gives what it returned: judged by what is expected",)
     notes = [*_evidence(factors, storage), sums.words()]
+    wider = sums.bits > BITS[storage] and factors.name == storage
+    if wider and any(rounds_products(dots, storage) for dots in asked if dots.multiplies):
+        notes.append(f"its products are rounded to {storage} before they are added")
+        sums = replace(sums, bits=BITS[storage])
     arithmetic = Arithmetic(
         "sum",
         storage,

@@ -134,6 +134,18 @@ def _triples(
     return np.concatenate([dots(part, np.ones((columns, length))) for part in parts])
 
 
+def rounds_products(dots: Dots, storage: str) -> bool:
+    """Whether a product is rounded to the arrays' format before it is added; its factors are not.
+
+    (1 + e)² = 1 + 2e + e² has a bit more than the format, and of 1 + 2e nothing is left.
+    """
+    e = 2.0 ** -((BITS[storage] + 1) // 2)
+    x, w = np.zeros((OUTPUTS, TERMS)), np.zeros((OUTPUTS, TERMS))
+    x[:, 0], w[:, 0] = 1 + e, 1 + e
+    x[:, 1], w[:, 1] = 1 + 2 * e, -1
+    return bool((dots(x, w) == 0).any())
+
+
 def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
     """Whether a subnormal number becomes zero: a product of two normal ones, or a factor.
 
