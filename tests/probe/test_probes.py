@@ -179,6 +179,15 @@ def test_a_call_is_timed_as_a_quick_search_makes_it() -> None:
     assert (quick.max_macs, quick.max_elements) == (MOST_MACS, MOST_ELEMENTS)
 
 
+def test_a_call_of_little_work_does_not_say_how_fast_a_function_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here a call takes a millisecond, and 10⁹ products another second."""
+    module = sys.modules[settle.__module__]
+    monkeypatch.setattr(module, "_call", lambda backend, problem: 1e-3 + problem.macs / 1e9)
+    assert settled("numpy:matmul").rate > 0.7e9
+
+
 def test_a_function_of_multiples_of_8_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of multiples of 8 is probed by sums of 8, 72 and 1152 terms, 16 at a time."""
     module = sys.modules[settle.__module__]

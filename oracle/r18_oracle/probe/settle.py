@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import ModuleType
@@ -50,7 +50,9 @@ MOST_MACS, MOST_ELEMENTS = 400_000, 4_096
 CALLS, CALLS_SECONDS = 20, 0.5
 """The calls that a time is the least of, and the seconds after which they are enough."""
 LARGER = 64
-"""Times the batch of a small problem: the batch whose time says how fast the function is."""
+"""Times the batch of a small problem: the first whose time may say how fast the function is."""
+ENOUGH, LARGEST = 0.005, 4_000_000
+"""Seconds of a call that say it, and the elements of the largest problem that is tried."""
 SLOW = 0.05
 """Seconds for a small problem above which sums are only probed short."""
 
@@ -187,8 +189,9 @@ def _call(backend: FunctionBackend, problem: Problem) -> float:
 
 
 def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float, float]:
-    """The least time of some calls as a search makes them, the rate of a call with a larger batch,
-    and the time of the largest call, which is as large as those of the probes."""
+    """The least time of some calls as a search makes them, the rate of a call with so large a batch
+    that its work takes most of the time, and the time of the largest call, which is as large as
+    those of the probes."""
     taken = _small(backend.kernel)
     drawn = [p for p in taken if p.macs <= MOST_MACS and elements(p) <= MOST_ELEMENTS]
     small, largest = max(drawn or taken, key=elements), max(taken, key=elements)
@@ -196,12 +199,26 @@ def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float, f
     seconds = _least(backend, small)
     announce(largest, "normal", 0)
     longest = seconds if largest is small else _least(backend, largest)
-    spec = spec_of(small.op)
-    problem = spec.rebuild(small.op, spec.numbers(small) | {"n": LARGER * small.batch})
-    if longest > SLOW or not takes(backend.kernel, problem):
-        return seconds, _work(small) / seconds, longest
-    announce(problem, "normal", 0)
-    return seconds, _work(problem) / _least(backend, problem), longest
+    rate = _work(small) / seconds
+    for batch in _batches(small.batch):
+        spec = spec_of(small.op)
+        problem = spec.rebuild(small.op, spec.numbers(small) | {"n": batch})
+        if longest > SLOW or elements(problem) > LARGEST or not takes(backend.kernel, problem):
+            break
+        announce(problem, "normal", 0)
+        took = _least(backend, problem)
+        rate = _work(problem) / took
+        if took > ENOUGH:
+            break
+    return seconds, rate, longest
+
+
+def _batches(least: int) -> Iterator[int]:
+    """Batches that grow: one whose call is short says more of the call than of the work."""
+    batch = LARGER * least
+    while True:
+        yield batch
+        batch *= 4
 
 
 def _least(backend: FunctionBackend, problem: Problem) -> float:
