@@ -217,6 +217,8 @@ def test_the_command_refuses_what_it_cannot_judge(tmp_path: Path) -> None:
     nothing = command(tmp_path, "mine.py:relu", *options, "--refuses", "mine.py:no")
     assert nothing.returncode == 2, nothing.stdout + nothing.stderr
     assert "not judged: it took no problem" in nothing.stdout
+    assert "could not be probed: it takes none of the small problems" in nothing.stdout
+    assert "slow" not in nothing.stdout
     for wrong, said in (
         (("--like", "no.py"), "there is no file 'no.py'"),
         (("--like", "model.py"), "'model.py' is no problem of a suite for this function"),

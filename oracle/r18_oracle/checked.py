@@ -243,7 +243,8 @@ def _planned(chosen: Profile, how: How, target: Target, found: Found | None) -> 
     least = NETWORK_RATE if products else NETWORK_ELEMENTS
     network = how.network if found is not None and found.rate >= least else None
     if how.network is not None and network is None:
-        reduced = f"{reduced or 'slow'}, none of {how.network}"
+        why = "slow" if found is not None and found.rate else "it could not be timed"
+        reduced = f"{reduced or why}, none of {how.network}"
     return _Plan(how, paced, network, reduced)
 
 

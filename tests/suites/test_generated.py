@@ -221,6 +221,24 @@ def test_modules_that_are_not_judged(module: torch.nn.Module, said: str) -> None
         traced(torch.nn.Sequential(module))
 
 
+class Softmax(torch.nn.Module):
+    """As KernelBench's, by one of PyTorch's three spellings."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "functional":
+            return torch.nn.functional.softmax(x, dim=1)
+        return torch.softmax(x, 1) if self.how == "function" else x.softmax(dim=-1)
+
+
+@pytest.mark.parametrize("how", ["functional", "function", "method"])
+def test_each_spelling_of_a_softmax_is_one(how: str) -> None:
+    assert traced(Softmax(how)).like == "softmax"
+
+
 def test_weights_of_another_shape_are_refused() -> None:
     kernel = function_at(f"{KERNELBENCH / 'right_linear.py'}:ModelNew")
     assert kernel.refuses((2, 3), (5, 3), (5,)) is None  # type: ignore[attr-defined]

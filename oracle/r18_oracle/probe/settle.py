@@ -87,8 +87,7 @@ def settle(*, target: Target, announce: Announce, also: Sequence[Problem] = ()) 
     backend = backend_of(named.name)
     backend.probe()
     if error is not None:
-        note = f"could not be probed: it raised {error}"
-        return Found(_declared(named), None, (), (note,), 0.0, 0.0)
+        return Found(_declared(named), None, (), (f"could not be probed: {error}",), 0.0, 0.0)
     paced = attempted(lambda: _pace(backend, announce))
     if isinstance(paced, Raised):
         note = f"could not be probed: it raised {described(paced.error)}"
@@ -161,15 +160,16 @@ def _in_order(target: Target, kinds: Iterable[str] = tuple(KINDS)) -> list[str]:
 
 
 def _objection(target: Target, announce: Announce) -> str | None:
-    """The error that the function raises on small problems; None if it computes one of them."""
+    """What the function raises on small problems, or that it takes none of them, in words; None if
+    it computes one of them."""
     backend = backend_of(target.name)
-    said = "nothing: it takes no problem at all"
+    said = "it takes none of the small problems that are tried first"
     for problem in _small(backend.kernel):
         announce(problem, "normal", 0)
         result = attempted(lambda problem=problem: _call(backend, problem))  # type: ignore[misc]
         if not isinstance(result, Raised):
             return None
-        said = described(result.error)
+        said = f"it raised {described(result.error)}"
     return said
 
 

@@ -153,6 +153,7 @@ def _function(node: Any) -> tuple[str, int]:
         dim = left.pop("dim", left.pop(0, None))
         if dim not in (1, -1):
             raise NotJudged(f"a softmax over axis {dim}")
+        left.pop("_stacklevel", None)  # of torch.nn.functional.softmax, for its warnings
         left = {name: value for name, value in left.items() if value is not None}
     if left and not (like == "relu" and left == {0: False}):
         raise NotJudged(f"{name} with {', '.join(map(str, left.values()))}")
