@@ -166,6 +166,12 @@ def conv2d(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0) -> 
     return F.conv2d(x, w, b, stride, padding)
 
 
+def softmax_of_another_base(x: Array, dim: int = -1) -> Array:
+    """Its powers are of e^1.0002 and not of e."""
+    y = np.exp((x - x.max(axis=1, keepdims=True)) * np.float32(1.0002))
+    return y / y.sum(axis=1, keepdims=True)
+
+
 def numpy_softmax(x: Array) -> Array:
     y = np.exp(x - x.max(axis=1, keepdims=True))
     return y / y.sum(axis=1, keepdims=True)

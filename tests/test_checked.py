@@ -185,6 +185,14 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
 
 
+def test_a_wrong_constant_may_look_like_a_narrow_format() -> None:
+    result = checked("softmax_of_another_base", "softmax")
+    assert not result.ok
+    assert result.target.contract == "softmax,float16"
+    assert result.verdict.endswith("a wrong constant or a term left out may look the same")
+    assert "wrong constant" not in checked("matmul_half_sums", "matmul").verdict
+
+
 def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"

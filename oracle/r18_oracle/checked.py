@@ -141,10 +141,14 @@ class Checked:
         if not self.judged:
             return "not judged: it took no problem"
         if self.below:
-            return (
+            said = (
                 f"narrower than its arrays: {self._narrow()}; right within that\n"
                 f"            --contract {self.target.contract} if that is meant"
             )
+            if self.target.operator.sums_products:
+                return said
+            # Fitted to errors alone, whose cause it does not know.
+            return f"{said}; a wrong constant or a term left out may look the same"
         return f"right: it {self.target.arithmetic.words()}"
 
     def _narrow(self) -> str:
