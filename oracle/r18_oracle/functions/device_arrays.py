@@ -217,7 +217,8 @@ class CuPyArrays(Arrays):
         try:
             import cupy
         except ImportError as error:
-            raise BackendUnavailable(self.name, str(error), "pip install cupy-cuda12x") from None
+            remedy = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"
+            raise BackendUnavailable(self.name, str(error), remedy) from None
         try:
             name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
         except Exception as error:  # of CuPy's or the driver's
