@@ -94,7 +94,7 @@ def check(
         typer.echo("\n\n".join(result.text(findings) for result in results))
     for sentence in (*asked.left_out, *asked.broken):
         typer.echo(f"not judged: {sentence}", err=True)
-    if asked.broken or not all(result.ok or not result.judged for result in results):
+    if asked.broken or any(result.judged and not result.ok for result in results):
         raise typer.Exit(FOUND)
     if not all(result.judged for result in results):
         raise typer.Exit(REFUSED)

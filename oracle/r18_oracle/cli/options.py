@@ -43,7 +43,12 @@ FINDINGS = Path("exports/findings")
 
 
 def _folder(path: Path) -> Path:
-    """A folder that is there or can be made: a search is not lost to a wrong name at its end."""
+    """A folder that is there or can be made: a search is not lost to a wrong name at its end.
+
+    The default is not asked: where nothing is found, no folder is needed.
+    """
+    if path == FINDINGS:
+        return path
     first = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not first.is_dir() or not os.access(first, os.W_OK):
         why = "cannot be written" if first.is_dir() else "is no folder"

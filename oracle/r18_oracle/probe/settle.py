@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import ModuleType
@@ -200,25 +200,16 @@ def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float, f
     announce(largest, "normal", 0)
     longest = seconds if largest is small else _least(backend, largest)
     rate = _work(small) / seconds
-    for batch in _batches(small.batch):
-        spec = spec_of(small.op)
+    spec, batch, took = spec_of(small.op), LARGER * small.batch, 0.0
+    while longest <= SLOW and took <= ENOUGH:  # a short call says more of the call than of the work
         problem = spec.rebuild(small.op, spec.numbers(small) | {"n": batch})
-        if longest > SLOW or elements(problem) > LARGEST or not takes(backend.kernel, problem):
+        if elements(problem) > LARGEST or not takes(backend.kernel, problem):
             break
         announce(problem, "normal", 0)
         took = _least(backend, problem)
         rate = _work(problem) / took
-        if took > ENOUGH:
-            break
-    return seconds, rate, longest
-
-
-def _batches(least: int) -> Iterator[int]:
-    """Batches that grow: one whose call is short says more of the call than of the work."""
-    batch = LARGER * least
-    while True:
-        yield batch
         batch *= 4
+    return seconds, rate, longest
 
 
 def _least(backend: FunctionBackend, problem: Problem) -> float:
