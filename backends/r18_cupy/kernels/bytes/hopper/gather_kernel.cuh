@@ -131,9 +131,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
   BlockOutputs outputs[Split::OWN];
   wait_for_previous_launch();
 #pragma unroll
-  for (int i = 0; i < Split::OWN; ++i) {
-    outputs[i].load(part, p, at, Split::first() + i, by.has_residual ? residual : nullptr);
-  }
+  for (int i = 0; i < Split::OWN; ++i) outputs[i].load(part, p, at, Split::first() + i, residual);
   mainloop(sums, ring, state, a, b, last - first, [] {});
   using Sum = decltype(sums[0] + 0);  // NVRTC takes no generic lambda
   Split::reduce(sums, shared + (arrivals.end() - stages), arrivals,
