@@ -8,7 +8,7 @@
 //    arrive by one bulk copy; the first are requested before the previous launch has ended.
 // 2. Multipliers: each half of a warp multiplies one position.
 // 3. The sums go to shared memory, where the positions meet. A thread transforms one tile of one
-//    channel back, and sends it to the CTA that adds up this tile.
+//    channel back, and sends it to the CTA that adds up this tile. Tiles of its own CTA it stores.
 // 4. Each CTA adds up its share of the tiles over the parts, in their order, applies bias, residual
 //    and ReLU, and writes them. Multipliers have loaded the residual before the first product,
 //    producers after their last tile.
@@ -52,7 +52,7 @@ static_assert(TILE_PARTS <= 8, "clusters of a portable size");
 
 // The output tiles, of all TILE_M channels, that a CTA adds up.
 constexpr int SHARE = (TILE_M * TILE_N + TILE_PARTS - 1) / TILE_PARTS;
-static_assert((TILE_PARTS - 1) * SHARE <= TILE_M * TILE_N, "every part has a share");
+static_assert((TILE_PARTS - 1) * SHARE < TILE_M * TILE_N, "every part has a share");
 constexpr int SHARE_ROUNDS = (SHARE + THREADS - 1) / THREADS;
 
 template <int WIDTH>
@@ -117,7 +117,7 @@ struct Shared {
   // `full` completes a phase when the filters and the values of all producers have arrived, `empty`
   // when every multiplier has read them.
   unsigned long long full[TILE_STAGES], empty[TILE_STAGES];
-  unsigned long long arrived;  // all of `outputs`
+  unsigned long long arrived;  // all that other parts send to `outputs`
 };
 
 // How a problem is divided; the host's `PARTS` in hopper/winograd_cluster.py mirrors it field by
@@ -314,8 +314,12 @@ __device__ __forceinline__ float4 transform_back(const float* sums) {
   return {rows[0][0], rows[0][1], rows[1][0], rows[1][1]};
 }
 
-// Transforms all sums back and sends each tile to the part that adds it up.
-__device__ __forceinline__ void send_outputs(const Shared& shared, const Arrivals& arrivals) {
+// Transforms all sums back and sends each tile to the part that adds it up. A barrier of all threads
+// must follow, behind which this part's own tiles are.
+//
+// NOTE: these could be sent too, and wait for no barrier. Racecheck does not follow such a store to
+// the thread that reads it, unless that is in another CTA.
+__device__ __forceinline__ void send_outputs(Shared& shared, const Arrivals& arrivals) {
   const int lane = threadIdx.x % TILE_LANES, row = threadIdx.x / TILE_LANES;
   if (lane >= TILE_N) return;
 #pragma unroll
@@ -323,10 +327,14 @@ __device__ __forceinline__ void send_outputs(const Shared& shared, const Arrival
     const int channel = i * BACK_ROWS + row;
     if (TILE_M % BACK_ROWS && channel >= TILE_M) break;
     const int index = channel * TILE_N + lane, part = index / SHARE;
-    const unsigned place = shared_address(&shared.outputs[blockIdx.z][index - part * SHARE]);
+    float4& place = shared.outputs[blockIdx.z][index - part * SHARE];
     const float4 four = transform_back(&shared.sums[0][channel][Tiles::place(lane)]);
-    cluster_send(cluster_address(place, part), {four.x, four.y, four.z, four.w},
-                 cluster_address(arrivals.mbarrier, part));
+    if (part == (int)blockIdx.z) {
+      place = four;
+    } else {
+      cluster_send(cluster_address(shared_address(&place), part), {four.x, four.y, four.z, four.w},
+                   cluster_address(arrivals.mbarrier, part));
+    }
   }
 }
 
@@ -396,7 +404,7 @@ winograd_cluster(const float* __restrict__ x, const float* __restrict__ weight,
   // The output tiles that this CTA adds up.
   const int begin = blockIdx.z * SHARE, end = min(begin + SHARE, TILE_M * TILE_N);
   const Arrivals arrivals{shared_address(&shared.arrived),
-                          (end - begin) * TILE_PARTS * (int)sizeof(float4)};
+                          (end - begin) * (TILE_PARTS - 1) * (int)sizeof(float4)};
 
   if (leads) {
     for (int stage = 0; stage < TILE_STAGES; ++stage) {
@@ -435,6 +443,7 @@ winograd_cluster(const float* __restrict__ x, const float* __restrict__ weight,
   cluster_wait();
   __syncthreads();
   send_outputs(shared, arrivals);
+  __syncthreads();
   arrivals.wait();
 #pragma unroll
   for (int i = 0; i < SHARE_ROUNDS; ++i) {
