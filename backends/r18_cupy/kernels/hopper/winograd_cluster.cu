@@ -289,10 +289,6 @@ struct Multiplier {
   }
 };
 
-__device__ __forceinline__ void multipliers_barrier() {
-  asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory");
-}
-
 // -- epilogue -------------------------------------------------------------------------------------
 
 // The sums of a tile at all positions, transformed back: two rows of two. `sums`: at position 0.
@@ -433,15 +429,12 @@ winograd_cluster(const float* __restrict__ x, const float* __restrict__ weight,
   for (int i = 0; i < SHARE_ROUNDS; ++i) {
     outputs[i].load(p, g, begin + i * THREADS + threadIdx.x, end, bias, residual);
   }
-  if (!produces) {
-    Multiplier multiplier(threadIdx.x - PRODUCERS);
-    multiplier.multiply_steps(shared, steps);
-    multipliers_barrier();  // the sums overlay the stages
-    multiplier.store(shared);
-  }
-  __syncwarp();
-  cluster_wait();
+  Multiplier multiplier((int)threadIdx.x - PRODUCERS);
+  if (!produces) multiplier.multiply_steps(shared, steps);
+  __syncthreads();  // the sums overlay the stages
+  if (!produces) multiplier.store(shared);
   __syncthreads();
+  cluster_wait();
   send_outputs(shared, arrivals);
   __syncthreads();
   arrivals.wait();
