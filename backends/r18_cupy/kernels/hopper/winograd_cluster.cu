@@ -310,11 +310,8 @@ __device__ __forceinline__ float4 transform_back(const float* sums) {
   return {rows[0][0], rows[0][1], rows[1][0], rows[1][1]};
 }
 
-// Transforms all sums back and sends each tile to the part that adds it up. A barrier of all threads
-// must follow, behind which this part's own tiles are.
-//
-// NOTE: these could be sent too, and wait for no barrier. Racecheck does not follow such a store to
-// the thread that reads it, unless that is in another CTA.
+// Transforms all sums back and sends each tile to the part that adds it up. This part's own tiles
+// are stored, and need a barrier of all threads.
 __device__ __forceinline__ void send_outputs(Shared& shared, const Arrivals& arrivals) {
   const int lane = threadIdx.x % TILE_LANES, row = threadIdx.x / TILE_LANES;
   if (lane >= TILE_N) return;
@@ -431,6 +428,7 @@ winograd_cluster(const float* __restrict__ x, const float* __restrict__ weight,
   }
   Multiplier multiplier((int)threadIdx.x - PRODUCERS);
   if (!produces) multiplier.multiply_steps(shared, steps);
+  // NOTE: a barrier of the multipliers alone would do here. Racecheck then reports the sums' readers.
   __syncthreads();  // the sums overlay the stages
   if (!produces) multiplier.store(shared);
   __syncthreads();
