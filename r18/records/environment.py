@@ -43,8 +43,10 @@ def environment(device: DeviceInfo) -> dict[str, Any]:
 
     Plain data of the type `r18.records.kinds.Environment`.
     """
+    # NOTE: plain strings. PyTorch's version is of a subclass of str, which no record takes.
+    details = {name: str(value) for name, value in device.details.items()}
     found: dict[str, Any] = {
-        "device": {"kind": device.kind, "name": device.name, **device.details},
+        "device": {"kind": device.kind, "name": device.name, **details},
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: known for name in PACKAGES if (known := package_version(name))},

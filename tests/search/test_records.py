@@ -162,6 +162,14 @@ def test_an_environment_names_what_decides_the_numbers() -> None:
     assert "driver" not in records.environment(DeviceInfo("cpu", "a CPU"))
 
 
+def test_a_version_of_a_type_of_its_own_is_recorded_as_its_text() -> None:
+    class Version(str):
+        pass
+
+    found = records.environment(DeviceInfo("cpu", "a CPU", {"torch": Version("2.11.0")}))
+    assert msgspec.to_builtins(found)["device"]["torch"] == "2.11.0"
+
+
 # -- what a run writes -------------------------------------------------------------------------
 
 
