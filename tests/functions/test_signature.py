@@ -62,6 +62,23 @@ def test_keyword_only_settings() -> None:
     assert bound(only, like, strided) == (["input", "weight"], {"stride": 2})
 
 
+def test_a_function_that_needs_what_no_call_has_is_refused_with_what_calls_have() -> None:
+    def many(a: Any, b: Any, c: Any, d: Any = 0) -> None: ...
+
+    def keyword(out: Any, a: Any, *, alpha: Any, beta: Any = 0) -> None: ...
+
+    def enough(x: Any, w: Any, b: Any, *, stride: Any, padding: Any) -> None: ...
+
+    relu, conv2d = LIKES["relu"], LIKES["conv2d"]
+    call = relu.call(relu.op())
+    assert Signature.of(many).refusal(call) == "needs b and c, and is called with (input)"
+    assert Signature.of(keyword).refusal(call) == "needs alpha, and is called with (input)"
+    assert Signature.of(F.relu).refusal(call) is None
+    assert Signature.of(enough).refusal(conv2d.call(STRIDED)) is None
+    with_more = Signature.of(lambda x, w, b, groups: None).refusal(conv2d.call(PLAIN))
+    assert with_more == ("needs groups, and is called with (input, weight, bias, stride, padding)")
+
+
 def test_every_operator_of_pytorch_can_be_called_with_what_its_like_says() -> None:
     """Every PyTorch operator computes its op if called with its like's arguments."""
     rng = np.random.default_rng(0)

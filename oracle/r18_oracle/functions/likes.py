@@ -51,6 +51,12 @@ class Call:
     arrays: tuple[tuple[str, int | None], ...]
     settings: tuple[Setting, ...] = ()
 
+    @property
+    def names(self) -> str:
+        """The arguments as the operator names them: `(input, weight, bias, stride, padding)`."""
+        names = (*(name for name, _ in self.arrays), *(one.name for one in self.settings))
+        return f"({', '.join(names)})"
+
 
 @dataclass(frozen=True)
 class Like:

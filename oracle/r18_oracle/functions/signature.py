@@ -23,9 +23,9 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 class Signature:
     """The parameters of a function, without an `OUT` in front.
 
-    positional: their names, in order. named: those that can be given by name. any_position,
-    any_name: whether it has `*args`, `**kwargs`, or a signature that Python does not know.
-    writes: whether there is an `OUT` in front.
+    positional: their names, in order. named: those that can be given by name. required: those
+    without a default. any_position, any_name: whether it has `*args`, `**kwargs`, or a signature
+    that Python does not know. writes: whether there is an `OUT` in front.
     """
 
     positional: tuple[str, ...]
@@ -33,6 +33,7 @@ class Signature:
     any_position: bool
     any_name: bool
     writes: bool = False
+    required: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Signature:
@@ -42,6 +43,8 @@ class Signature:
             return cls((), frozenset(), True, True)
         positional = tuple(p.name for p in found if p.kind in POSITIONAL)
         keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        given = (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+        required = tuple(p.name for p in found if p.kind in given and p.default is p.empty)
         kinds = {p.kind for p in found}
         writes = positional[:1] == (OUT,)
         return cls(
@@ -50,6 +53,7 @@ class Signature:
             inspect.Parameter.VAR_POSITIONAL in kinds,
             inspect.Parameter.VAR_KEYWORD in kinds,
             writes,
+            required[1:] if writes and required[:1] == (OUT,) else required,
         )
 
     def refusal(self, call: Call) -> str | None:
@@ -58,10 +62,13 @@ class Signature:
         for name, index in call.arrays[room:]:
             if index is not None:
                 return f"takes no {name}"
-        _, _, left = self._settings(call)
+        by_position, by_name, left = self._settings(call)
         for setting in left:
             if not setting.is_default:
                 return f"takes no {setting.name}"
+        filled = {*self.positional[: len(call.arrays) + len(by_position)], *by_name}
+        if missing := [name for name in self.required if name not in filled]:
+            return f"needs {' and '.join(missing)}, and is called with {call.names}"
         return None
 
     def bound(
