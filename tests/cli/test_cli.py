@@ -300,6 +300,23 @@ def test_schedule_refuses_with_the_known_names(
     assert "known: " in text
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("check", "torch.nn.functional:relu"),
+        ("sanitize", "--backend", "numpy"),
+        ("perturb", "--backend", "numpy"),
+        ("mutate", "--backend", "numpy"),
+    ],
+    ids=lambda args: args[0],
+)
+def test_the_oracle_refuses_an_unknown_network_before_it_runs(
+    command: Command, args: tuple[str, ...]
+) -> None:
+    message = "unknown network 'resnet19', did you mean 'resnet18'?"
+    assert message in command.refusal(*args, "--network", "resnet19")
+
+
 def test_plan_shows_kernels_and_the_arena(command: Command) -> None:
     text = command.output("plan", "--backend", "numpy", "--network", "tiny", "--batch", 2)
     lines = text.splitlines()

@@ -11,6 +11,7 @@ import typer
 from r18.backend.registry import VARIABLE
 from r18.cli.options import backend_names
 from r18.errors import UsageError
+from r18.graph.resnet import network
 
 BackendToCheck = Annotated[
     str,
@@ -65,5 +66,8 @@ ExportFolder = Annotated[
 
 
 def network_or_none(name: str) -> str | None:
-    """The network of `NetworkOrNone`."""
-    return None if name == "none" else name
+    """The network of `NetworkOrNone`. Raises `UnknownName` for one that r18 does not have."""
+    if name == "none":
+        return None
+    network(name)
+    return name
