@@ -544,6 +544,27 @@ def test_time_that_is_up_leaves_mutants(toy: Score, tmp_path: Path) -> None:
     assert (after.closing(), after.left) == (toy.closing(), 0)
 
 
+@pytest.mark.usefixtures("quick_runs")
+def test_a_run_that_judges_nothing_leaves_the_scores_of_earlier_sources(
+    toy: Score, tmp_path: Path
+) -> None:
+    file = toy.results[0].mutant.file
+    run(TOY, network=None, workers=1, limit=2, records_folder=tmp_path)
+    run(TOY, network=None, workers=1, files=file, limit=1, records_folder=tmp_path)
+    path = tmp_path / "mutate-cpu.json"
+    data = json.loads(path.read_text())
+    mine = data["backends"][TOY]
+    for fate in mine["results"].values():
+        fate["digest"] = "of earlier sources"
+    records.write(path, data)
+    for files in ("*", file):
+        found = run(TOY, network=None, workers=1, files=files, minutes=0, records_folder=tmp_path)
+        assert found.left
+        after = recorded(tmp_path)
+        for kept in ("date", "files", "limit", "score", "samples", "results"):
+            assert after[kept] == mine[kept], kept
+
+
 def test_the_score_is_of_a_first_part_of_the_sample(toy: Score, numpy_plan: Plan) -> None:
     """The score is of the sample's first part; of what finished first it would be too high, since
     survivors take longest."""

@@ -101,7 +101,8 @@ class Journal:
         """Write the whole file: the run's request and score, and every known fate.
 
         judged: results to add. Mutants judged by hand are listed separately with their reasons,
-        since nothing was run for them.
+        since nothing was run for them. A run that was stopped before its first mutant was judged
+        has no score, and the earlier scores stay with the fates that they are of.
         """
         for result in judged:
             if result.mutant.id not in self._plan.reasons:
@@ -112,14 +113,15 @@ class Journal:
             if result.mutant.id in self._plan.reasons
         }
         before = self._old.results if self._old else {}
-        keeps_score = self._keeps_score(request)
+        stopped = score.left > 0 and not score.results
+        keeps_score = self._old is not None and (stopped or self._keeps_score(request))
 
         def stays(name: str) -> bool:
             """With a score stay the fates that it is of, even if sources have changed since."""
             if name in self._moved:
                 return False
             others = keeps_score and not fnmatchcase(file_of(name), request["files"])
-            return others or kind_of(name) != self._kind
+            return stopped or others or kind_of(name) != self._kind
 
         entries = {name: fate for name, fate in before.items() if stays(name)} | self._entries
         if self._old and self._old.by_hand is not UNSET:
@@ -131,7 +133,7 @@ class Journal:
         head = {"date": records.now(), **self._how, **request, **score.summary()}
         samples = self._old.samples if self._old and self._old.samples is not UNSET else {}
         if self._old and keeps_score:
-            if self._kind != "state":
+            if self._kind != "state" and not stopped:
                 sample = {name: head[name] for name in MutateSample.__struct_fields__}
                 samples = samples | {head["files"]: MutateSample(**sample)}
             head = {name: getattr(self._old, name) for name in head}
