@@ -156,6 +156,8 @@ def unknown(
 def unknown_kernel(glob: str, ids: Iterable[str]) -> R18Error:
     """`unknown` for a glob that matches no kernel's id; a bare op or algorithm gets its stars."""
     names = list(ids)
+    if not names:
+        return UsageError(f"no kernel matches {show(glob)}: kernels() returned no kernel")
     inside = f"*/{glob}/*"
     part = any(glob in name.split("/")[1:-1] for name in names)
     hint = "A glob over ids works too."

@@ -15,7 +15,7 @@ import msgspec
 
 from r18 import records
 from r18.backend import Backend, DeviceInfo
-from r18.backend.registry import load_backend
+from r18.backend.registry import checked_backend
 from r18.errors import UsageError, unknown_kernel
 from r18_oracle.search.records import digest_of
 
@@ -27,7 +27,7 @@ def backend_with(name: str, kernels: str) -> Backend:
     """
     if name == "auto":
         raise UsageError("name the backend whose kernels to run: --backend NAME")
-    backend = load_backend(name)
+    backend = checked_backend(name)
     if not matching(backend, kernels):
         raise unknown_kernel(kernels, [kernel.id for kernel in backend.kernels()])
     return backend

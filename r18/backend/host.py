@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from r18.backend.device import Array, Buffer, Memory, Stream
+from r18.backend.fields import field_objection, named
 from r18.backend.kernel import (
     Kernel,
     RoundingContract,
@@ -23,8 +24,8 @@ from r18.backend.kernel import (
 )
 from r18.backend.pages import Pages
 from r18.errors import UsageError, show
-from r18.graph.ops import EXTRAS, Layout, Op, Problem, Shape
-from r18.graph.precision import PRECISIONS, Precision
+from r18.graph.ops import Layout, Op, Problem, Shape
+from r18.graph.precision import Precision
 
 
 class HostBuffer:
@@ -186,7 +187,7 @@ class HostKernel(Kernel):
         if self.refuses is None or wrong_op is not None:
             return wrong_op
         reason: object = self.refuses(problem)
-        if reason is None or isinstance(reason, str):
+        if reason is None or (isinstance(reason, str) and reason.strip()):
             return reason
         raise UsageError(
             f"HostKernel {show(self.algorithm)}: refuses must return None (accepted) or a sentence "
@@ -194,13 +195,29 @@ class HostKernel(Kernel):
         )
 
     def workspace(self, problem: Problem) -> int:
-        return self.scratch(problem) if self.scratch else 0
+        if self.scratch is None:
+            return 0
+        nbytes: object = self.scratch(problem)
+        if isinstance(nbytes, int | np.integer) and nbytes >= 0:
+            return int(nbytes)
+        raise UsageError(
+            f"HostKernel {show(self.algorithm)}: scratch must return a number of bytes, 0 or more, "
+            f"not {named(nbytes)}{': is a return missing?' if nbytes is None else ''}"
+        )
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
         specs = problem.op.weights()
         stored = tuple(map(self.precision.stored, weights, specs))
         if self.pack:
-            stored = self.pack(problem.op, stored)
+            packed: object = self.pack(problem.op, stored)
+            arrays = packed if isinstance(packed, tuple | list) else (None,)
+            if not all(isinstance(array, np.ndarray) for array in arrays):
+                found = "one array" if isinstance(packed, np.ndarray) else named(packed)
+                raise UsageError(
+                    f"HostKernel {show(self.algorithm)}: pack must return a tuple of arrays, "
+                    f"not {found}{': is a return missing?' if packed is None else ''}"
+                )
+            stored = tuple(arrays)
         return tuple(PackedWeight.of(array) for array in stored)
 
     def enqueue(
@@ -229,6 +246,13 @@ class HostKernel(Kernel):
 
 CALL = ("op", "inputs", "weights", "out", "workspace")
 """The parameters of a `HostKernel`'s `run`."""
+PACK = ("op", "weights")
+"""Those of its `pack`."""
+HOST_FIELDS = (
+    *("op", "precision", "contract", "layout", "reads", "extras", "edges"),
+    "extra_problems",
+)
+"""The fields of a `HostKernel` that every kernel has; its `id` follows from others."""
 
 
 def _objection(kernel: HostKernel) -> str | None:
@@ -239,74 +263,33 @@ def _objection(kernel: HostKernel) -> str | None:
             return f"{what} must be a string, not {show(name)}"
         if not name or "/" in name or any(c.isspace() for c in name):
             return f"the name of its {what} may not be empty or contain '/' or spaces: {show(name)}"
-    for wrong in (_op_objection(kernel.op), _precision_objection(kernel.precision)):
-        if wrong:
-            return wrong
-    if not isinstance(kernel.contract, RoundingContract):
-        if callable(kernel.contract) and not isinstance(kernel.contract, type):
-            return (
-                "contract must be a RoundingContract, not a function: are contract and run swapped?"
-            )
-        return f"contract must be a RoundingContract, not {_named(kernel.contract)}"
+    if wrong := field_objection(kernel, HOST_FIELDS):
+        return wrong
     for what in ("refuses", "scratch", "pack"):
         if (function := getattr(kernel, what)) is not None and not callable(function):
             arguments = "op, weights" if what == "pack" else "problem"
             given = f"lambda {arguments}: {show(function)}"
             return f"{what} must be a function of the {arguments.replace(',', ' and')}: {given}"
-    extras: object = kernel.extras
-    if not isinstance(extras, frozenset) or not extras <= EXTRAS:
-        known = ", ".join(map(repr, sorted(EXTRAS)))
-        return f"extras must be a frozenset of some of {known}, not {show(extras)}"
-    for what, kind in (("edges", int), ("extra_problems", Problem)):
-        found: object = getattr(kernel, what)
-        noun = "integers" if kind is int else "problems"
-        if isinstance(found, kind):
-            return f"{what} must be a tuple of {noun}: ({show(found)},)"
-        if not isinstance(found, tuple | list) or not all(isinstance(one, kind) for one in found):
-            return f"{what} must be a tuple of {noun}, not {show(found)}"
-    return _run_objection(kernel.run)
+    return _call_objection("run", kernel.run, CALL) or (
+        _call_objection("pack", kernel.pack, PACK) if kernel.pack else None
+    )
 
 
-def _op_objection(op: object) -> str | None:
-    if isinstance(op, type) and issubclass(op, Op):
-        return None
-    if isinstance(op, Op):
-        return f"op must be a class of r18.graph.ops, not one of its objects: {type(op).__name__}"
-    return f"op must be a class of r18.graph.ops, not {show(op)}"
-
-
-def _precision_objection(precision: object) -> str | None:
-    if isinstance(precision, Precision):
-        return None
-    known = PRECISIONS.get(str(precision).lower())
-    meant = f": use {known.name.upper()}" if known else ""
-    return f"precision must be an r18.graph.precision.Precision, not {_named(precision)}{meant}"
-
-
-def _run_objection(run: object) -> str | None:
-    """Why `run` cannot be called with what r18 gives it, as far as Python knows its signature; or
-    None."""
-    calls = f"r18 calls run({', '.join(CALL)})"
-    if not callable(run):
-        return f"run must be a function, not {_named(run)}: {calls}"
+def _call_objection(what: str, function: object, arguments: tuple[str, ...]) -> str | None:
+    """Why a function cannot be called with what r18 gives it, as far as Python knows its signature;
+    or None."""
+    calls = f"r18 calls {what}({', '.join(arguments)})"
+    if not callable(function):
+        return f"{what} must be a function, not {named(function)}: {calls}"
     try:
-        signature = inspect.signature(run)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return None
     try:
-        signature.bind(*CALL)
+        signature.bind(*arguments)
     except TypeError:
-        return f"{calls}, and this one is {getattr(run, '__name__', 'run')}{signature}"
+        return f"{calls}, and this one is {getattr(function, '__name__', what)}{signature}"
     return None
-
-
-def _named(value: object) -> str:
-    """A value of the wrong type, for a message: `the string 'fp32'`, `a function`, `1024`."""
-    if isinstance(value, str):
-        return f"the string {show(value)}"
-    if callable(value) and not isinstance(value, type):
-        return "a function"
-    return show(value)
 
 
 class PackedWeight(HostBuffer):

@@ -12,9 +12,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 
 from r18.backend.device import DeviceInfo
+from r18.backend.fields import field_objection
 from r18.backend.kernel import Kernel
 from r18.backend.protocol import Backend
 from r18.errors import BackendUnavailable, R18Error, nearest, plain, raised_in, show
@@ -114,7 +116,7 @@ def probe(name: str, backend: Backend) -> DeviceInfo:
             what, remedy = _kind(device), 'Write return DeviceInfo("cpu", "its name").'
         cause = f"probe() must return a DeviceInfo, not {what}"
         raise BackendUnavailable(name, cause + _missing_return(device), remedy)
-    _check_kernels(name, backend)
+    check_kernels(name, backend)
     return device
 
 
@@ -179,8 +181,9 @@ def _check_name(name: str, backend: Backend) -> None:
         )
 
 
-def _check_kernels(name: str, backend: Backend) -> None:
-    """Raise unless `kernels()` returns a tuple of kernels that inherit the protocol's defaults."""
+def check_kernels(name: str, backend: Backend) -> None:
+    """Raise unless `kernels()` returns a tuple of kernels that inherit the protocol's defaults and
+    have the fields that it asks for."""
     kernels = _answer(name, "kernels()", backend.kernels)
     if isinstance(kernels, Kernel):
         cause = f"kernels() must return a tuple of kernels, not one {type(kernels).__name__}"
@@ -198,6 +201,10 @@ def _check_kernels(name: str, backend: Backend) -> None:
                 f"its kernel {show(kernel)} does not inherit r18.backend.Kernel",
                 "Inherit it: its defaults are part of the protocol.",
             )
+        of = plain(type(kernel).__name__)
+        if wrong := _answer(name, f"a field of {of}", partial(field_objection, kernel)):
+            remedy = "r18.backend.Kernel says what each field is."
+            raise BackendUnavailable(name, f"kernel {of}: {wrong}", remedy)
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -206,7 +213,9 @@ def _check_kernels(name: str, backend: Backend) -> None:
 def _import_failed(name: str, error: BaseException) -> BackendUnavailable:
     """The error for whatever importing the plugin's module raised."""
     where = raised_in(error)
-    cause = f"{type(error).__name__}: {error}" + (f", in {where}" if where else "")
+    first, *more = str(error).split("\n")  # known names may follow, to which no place belongs
+    first = f"{type(error).__name__}: {first}" + (f", in {where}" if where else "")
+    cause = "\n".join((first, *more))
     module = plain(name.partition(":")[0])
     seen = f"python -c 'import {module}'" if ":" in name else "import it by hand"
     remedy = f"This is a fault of that plugin; to see the whole traceback: {seen}"

@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from r18.backend.device import DeviceInfo
 from r18.backend.plugin import (
+    check_kernels,
     hint_for_file,
     make_backend,
     module_of_file,
@@ -83,6 +84,13 @@ def load_backend(name: str) -> Backend:
         remedy = "Uninstall one of them, or choose by module:attr."
         raise BackendUnavailable(name, f"several plugins claim this name: {claims}", remedy)
     return make_backend(name, points[name][0].load)
+
+
+def checked_backend(name: str) -> Backend:
+    """`load_backend`, with the fields of its kernels checked; still contacts no device."""
+    backend = load_backend(name)
+    check_kernels(name, backend)
+    return backend
 
 
 def check_named(name: str, where: str, repeated: Collection[str] = ()) -> None:

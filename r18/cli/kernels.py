@@ -14,7 +14,7 @@ from rich.console import Console
 from tabulate import tabulate
 
 from r18.backend import Kernel, Resources, RoundingContract
-from r18.backend.registry import load_backend
+from r18.backend.registry import checked_backend
 from r18.cli.options import (
     AsJson,
     BackendName,
@@ -77,7 +77,7 @@ def kernels(
     """
     asked, of_cpu = asked_backend(backend), assembly or measure
     probed = of_cpu or asked == "auto"  # LLVM aborts on an instruction that the CPU lacks
-    chosen = chosen_backend(asked)[0] if probed else load_backend(asked)
+    chosen = chosen_backend(asked)[0] if probed else checked_backend(asked)
     every = chosen.kernels()
     found = [kernel for kernel in every if fnmatchcase(kernel.id, pattern)]
     if not found:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from r18.backend import Backend, DeviceInfo
-from r18.backend.registry import VARIABLE, get_backend, installed, load_backend, title
+from r18.backend.registry import VARIABLE, checked_backend, get_backend, installed, title
 from r18.errors import BackendUnavailable, UsageError
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import PRECISIONS
@@ -128,7 +128,7 @@ def planning_backend(name: str | None) -> Backend:
     asked = asked_backend(name)
     if asked == "auto":
         return chosen_backend(asked)[0]
-    backend = load_backend(asked)
+    backend = checked_backend(asked)
     if type(backend).memory is Backend.memory:
         with suppress(BackendUnavailable):
             backend.probe()

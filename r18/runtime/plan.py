@@ -13,6 +13,7 @@ import numpy as np
 from r18.backend import (
     Backend,
     CompileOptions,
+    Fastest,
     Kernel,
     Plan,
     PlannedStep,
@@ -21,7 +22,7 @@ from r18.backend import (
     input_layout,
     tensor_nbytes,
 )
-from r18.errors import NoKernel, UsageError, unknown, unknown_kernel
+from r18.errors import NoKernel, UsageError, show, unknown, unknown_kernel
 from r18.graph.ops import Layout, Problem, Relayout
 from r18.graph.precision import Precision, precision
 from r18.graph.quantized import QuantizedRelayout
@@ -104,6 +105,12 @@ def fastest_first(
     That may be a variant of one of them (`Backend.variants`), if it was measured at this batch.
     """
     fastest = backend.fastest(problem, precision_name)
+    if not isinstance(fastest, Fastest):
+        raise UsageError(
+            f"fastest() of backend '{backend.name}' must return a Preferred, an Apart or None, "
+            f"not {show(fastest)}"
+            + (f": write Preferred({show(fastest)})" if isinstance(fastest, str) else "")
+        )
     if not isinstance(fastest, Preferred):
         return kernels
     for kernel in kernels:

@@ -15,11 +15,12 @@ import pytest
 import r18_numpy
 from commands import r18
 from r18.backend import DeviceInfo, HostKernel, RoundingContract
-from r18.backend.registry import asked_module, get_backend
+from r18.backend.registry import asked_module, checked_backend, get_backend
 from r18.errors import BackendUnavailable, R18Error, UnknownName, unknown_kernel
 from r18.graph.ops import BatchNorm, Conv2d, Linear, Op, Problem, ReLU
 from r18.graph.precision import FP32, precision
 from r18.runtime.launch import run_kernel
+from r18.runtime.plan import fastest_first
 from r18_oracle.cli.verify import _print
 from r18_oracle.findings import Finding
 from r18_oracle.judge.bounds import DERIVATIONS
@@ -55,6 +56,11 @@ class Backend(Base):
 """A correct backend; each mistake changes one line of it."""
 
 KERNEL = 'HostKernel("mine", ReLU, "plain", FP32, CONTRACT, run)'
+PLAIN = Problem(ReLU(), ((1, 2),))
+RELU = HostKernel(
+    *("mine", ReLU, "plain", FP32, RoundingContract("exact", "float32", "float32")),
+    run=lambda op, inputs, weights, out, workspace: None,
+)
 HEAD = "backend 'good:Backend' is not available: "
 
 
@@ -144,6 +150,16 @@ KERNELS = {
         "run),)",
         "run, pack=3),)",
         "pack must be a function of the op and weights: lambda op, weights: 3",
+    ),
+    "pack takes nothing": (
+        "run),)",
+        "run, pack=lambda: ()),)",
+        "r18 calls pack(op, weights), and this one is <lambda>()",
+    ),
+    "layout as text": (
+        "run),)",
+        'run, layout="nhwc"),)',
+        "layout must be Layout.NCHW or Layout.NHWC, not the string 'nhwc'",
     ),
     "algorithm with a slash": (
         '"plain"',
@@ -304,6 +320,62 @@ def test_a_backend_that_cannot_be_used(load: Callable[..., None], mistake: str) 
     assert str(caught.value) == HEAD + message
 
 
+OWN = """
+class Own(Kernel):
+    id = "mine/relu/own/fp32"
+    op = ReLU
+    algorithm = "own"
+    precision = FP32
+    contract = CONTRACT
+
+    def prepare(self, problem, weights):
+        return ()
+
+    def enqueue(self, problem, inputs, weights, output, workspace, stream):
+        pass
+"""
+"""A kernel that inherits the protocol alone; each mistake changes one line of it."""
+
+FIELDS = {
+    'id = "mine/relu/own/fp32"': ("pass", "'id' is missing"),
+    "op = ReLU": ('op = "relu"', "op must be a class of r18.graph.ops, not 'relu'"),
+    'algorithm = "own"': ("pass", "'algorithm' is missing"),
+    "precision = FP32": (
+        'precision = "fp32"',
+        "precision must be an r18.graph.precision.Precision, not the string 'fp32': use FP32",
+    ),
+    "contract = CONTRACT": ("pass", "'contract' is missing"),
+    'id = "mine': ('edges = "abc"; id = "mine', "edges must be a tuple of integers, not 'abc'"),
+    'fp32"\n    op': (
+        'fp32"; reads = 1\n    op',
+        "reads must be Layout.NCHW or Layout.NHWC, not 1",
+    ),
+    'id = "mine/': ('id = 5 or "', "id must be a string that is not empty, not 5"),
+}
+
+
+@pytest.mark.parametrize("right", FIELDS, ids=lambda right: right.partition(" ")[0])
+def test_a_field_that_a_kernel_of_ones_own_lacks(load: Callable[..., None], right: str) -> None:
+    wrong, message = FIELDS[right]
+    assert OWN.count(right) == 1
+    body = OWN.replace(right, wrong)
+    imports = "from r18.backend import DeviceInfo, HostKernel, Kernel, RoundingContract"
+    load(
+        "from r18.backend import DeviceInfo, HostKernel, RoundingContract",
+        imports,
+    )
+    source = Path("good.py").read_text("utf-8")
+    with_own = source.replace("\n\ndef run(", f"{body}\n\ndef run(").replace(KERNEL, "Own()")
+    Path("good.py").write_text(with_own, "utf-8")
+    for how in (get_backend, checked_backend):
+        sys.modules.pop("good", None)
+        with pytest.raises(BackendUnavailable) as caught:
+            how("good:Backend")
+        assert str(caught.value) == (
+            f"{HEAD}kernel Own: {message}\n  r18.backend.Kernel says what each field is."
+        )
+
+
 NAMES = {
     "good2:Backend": (
         "backend 'good2:Backend' is not available: no module 'good2' in the current folder or on "
@@ -350,13 +422,21 @@ def test_a_file_in_the_current_folder(load: Callable[..., None], name: str) -> N
     assert str(caught.value).splitlines()[-1].strip() == hint
 
 
-@pytest.mark.parametrize("answer", [False, True, 3])
+@pytest.mark.parametrize("answer", [False, True, 3, "''"])
 def test_a_refusal_is_none_or_a_sentence(answer: object) -> None:
     def run(op: object, inputs: object, weights: object, out: object, workspace: object) -> None:
         pass
 
     rule = RoundingContract("exact", "float32", "float32")
-    kernel = HostKernel("mine", ReLU, "plain", FP32, rule, run, refuses=lambda problem: answer)  # type: ignore[arg-type, return-value]
+    kernel = HostKernel(
+        "mine",
+        ReLU,
+        "plain",
+        FP32,
+        rule,
+        run,
+        refuses=lambda problem: "" if answer == "''" else answer,
+    )  # type: ignore[arg-type, return-value]
     with pytest.raises(R18Error) as caught:
         kernel.refusal(Problem(ReLU(), ((1, 2),)))
     assert str(caught.value) == (
@@ -382,6 +462,55 @@ def test_a_formats_name_means_a_precision(asked: str, meant: str) -> None:
     assert str(caught.value).splitlines()[0] == (
         f"unknown precision '{asked}', did you mean '{meant}'?"
     )
+
+
+SCRATCH: dict[object, str] = {
+    -5: "-5",
+    2.5: "2.5",
+    "5": "the string '5'",
+    None: "None: is a return missing?",
+}
+
+
+@pytest.mark.parametrize("answer", SCRATCH)
+def test_scratch_is_a_number_of_bytes(answer: object) -> None:
+    kernel = replace(RELU, scratch=lambda problem: answer)  # type: ignore[arg-type, return-value]
+    with pytest.raises(R18Error) as caught:
+        kernel.workspace(Problem(ReLU(), ((1, 2),)))
+    assert str(caught.value) == (
+        f"HostKernel 'plain': scratch must return a number of bytes, 0 or more, "
+        f"not {SCRATCH[answer]}"
+    )
+    assert replace(RELU, scratch=lambda problem: np.int64(8)).workspace(PLAIN) == 8  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("packed", "said"), [(None, "None: is a return missing?"), (np.ones(3), "one array"), (3, "3")]
+)
+def test_pack_returns_a_tuple_of_arrays(packed: object, said: str) -> None:
+    kernel = replace(RELU, pack=lambda op, weights: packed)  # type: ignore[arg-type, return-value]
+    with pytest.raises(R18Error) as caught:
+        kernel.prepare(PLAIN, ())
+    assert (
+        str(caught.value) == f"HostKernel 'plain': pack must return a tuple of arrays, not {said}"
+    )
+
+
+def test_the_fastest_kernel_is_not_its_id() -> None:
+    class Text(r18_numpy.Backend):
+        def fastest(self, problem: Problem, precision: str) -> Any:
+            return "mine/conv2d/plain/fp32"
+
+    with pytest.raises(R18Error) as caught:
+        fastest_first(Text(), (RELU,), PLAIN, "fp32")
+    assert str(caught.value) == (
+        "fastest() of backend 'numpy' must return a Preferred, an Apart or None, not "
+        "'mine/conv2d/plain/fp32': write Preferred('mine/conv2d/plain/fp32')"
+    )
+
+
+def test_a_backend_without_kernels_has_none_that_match() -> None:
+    assert str(unknown_kernel("*", [])) == "no kernel matches '*': kernels() returned no kernel"
 
 
 def test_an_op_or_an_algorithm_becomes_a_glob() -> None:

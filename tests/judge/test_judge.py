@@ -17,7 +17,7 @@ from r18_oracle.generate.inputs import make_case
 from r18_oracle.judge import verdict as judge_module
 from r18_oracle.judge.bounds import Bound
 from r18_oracle.judge.reference import KernelRunning, kernel_running
-from r18_oracle.judge.verdict import Answer, Answers, judge
+from r18_oracle.judge.verdict import Answer, Answers, judge, ratio_text
 from r18_oracle.search.campaign import run_campaign
 from r18_oracle.search.profiles import profile
 
@@ -99,3 +99,20 @@ def test_no_kernel_can_ask_for_an_answer(answers: Answers) -> None:
     answers.put("this", answer(1))
     with kernel_running(), pytest.raises(KernelRunning):
         answers.get("this")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (0.99951, "1"),
+        (1.0, "1"),
+        (1.0027, "1.003"),
+        (1.00000004, "1.00000004"),
+        (np.nextafter(1, 2), "1.0000000000000002"),
+        (12.345, "12.3"),
+        (np.inf, "inf"),
+        (np.nan, "nan"),
+    ],
+)
+def test_a_ratio_above_one_is_never_shown_as_one(ratio: float, text: str) -> None:
+    assert ratio_text(ratio) == text

@@ -63,7 +63,7 @@ from r18_oracle.generate.inputs import CASES, ROUNDING, fewest_variants, kinds_f
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.nonfinite import origin
 from r18_oracle.judge.reference import KernelRunning, explanation
-from r18_oracle.judge.verdict import Judgement, expected, judge
+from r18_oracle.judge.verdict import Judgement, expected, judge, ratio_text
 
 T = TypeVar("T")
 
@@ -502,7 +502,8 @@ class Examination:
             whence = whence or explanation(self.problem, *case.wide(), got)
             self._fail(
                 check,
-                f"error {how} (error/bound {judgement.ratio:.3g})" + (whence and f"; {whence}"),
+                f"error {how} (error/bound {ratio_text(judgement.ratio)})"
+                + (whence and f"; {whence}"),
                 coordinate=judgement.coordinate,
                 got=judgement.got,
                 expected=judgement.expected,

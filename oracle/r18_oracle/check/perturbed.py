@@ -31,7 +31,7 @@ from r18_oracle.check.call import (
 )
 from r18_oracle.findings import PERTURB, Failed, Finding, described, failed, shortened
 from r18_oracle.generate.inputs import make_case
-from r18_oracle.judge.verdict import judge
+from r18_oracle.judge.verdict import judge, ratio_text
 
 CHECK = "perturb"
 SEEDS = 8
@@ -204,7 +204,7 @@ class _About:
         judgement = judge(self.case, contract, got, key=(*asked, self.case.precision, contract))
         if not judgement.ok:
             self.fail(
-                f"the error exceeds the bound (error/bound {judgement.ratio:.3g})",
+                f"the error exceeds the bound (error/bound {ratio_text(judgement.ratio)})",
                 delays,
                 coordinate=judgement.coordinate,
                 got=judgement.got,

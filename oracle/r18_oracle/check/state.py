@@ -80,7 +80,7 @@ from r18_oracle.generate.inputs import make_case
 from r18_oracle.generate.sizes import takes
 from r18_oracle.judge.declared import declaration
 from r18_oracle.judge.reference import kernel_running
-from r18_oracle.judge.verdict import judge
+from r18_oracle.judge.verdict import judge, ratio_text
 
 T = TypeVar("T")
 
@@ -561,7 +561,7 @@ class State:
             return Fault(f"no error bound follows from its contract: {error}")
         if not judgement.ok:
             return Fault(
-                f"error exceeds the bound (error/bound {judgement.ratio:.3g})",
+                f"error exceeds the bound (error/bound {ratio_text(judgement.ratio)})",
                 judgement.coordinate,
                 judgement.got,
                 judgement.expected,

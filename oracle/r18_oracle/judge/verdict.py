@@ -20,6 +20,12 @@ from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, referenc
 from r18_oracle.judge.roundings import addends_of, rounded
 
 
+def ratio_text(ratio: float) -> str:
+    """An error/bound in three digits, or in as many as show that it is above 1."""
+    texts = (f"{ratio:.{digits}g}" for digits in range(3, 18))
+    return next((text for text in texts if ratio <= 1 or float(text) > 1), f"{ratio}")
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The result of comparing one output with the reference.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from r18.backend.registry import load_backend
+from r18.backend.registry import checked_backend
 from r18.errors import UsageError, unknown
 from r18_oracle.mutation.equivalents import judged
 from r18_oracle.mutation.mutants import LANGUAGES, Mutant, Target, mutants_of
@@ -43,7 +43,7 @@ class Plan:
         target = Target.of(backend)
         sources = target.sources()
         names = Names(target.path)
-        loaded = load_backend(backend)
+        loaded = checked_backend(backend)
         kernels = loaded.kernels()
         reaches = {
             kernel.id: (*reach(kernel, target.path, names), *device_code(kernel, target.path))

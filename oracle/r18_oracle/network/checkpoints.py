@@ -34,7 +34,7 @@ from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, observe
 from r18_oracle.findings import described
 from r18_oracle.judge.reference import explanation, kernel_running
-from r18_oracle.judge.verdict import judge
+from r18_oracle.judge.verdict import judge, ratio_text
 from r18_oracle.loading import planned_kernels
 from r18_oracle.network.checkpoint_report import (
     UNTAPPED,
@@ -372,7 +372,7 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
     judged = judge(case, kernel.contract, seen.output)
     if not judged.ok:
         whence = explanation(case.problem, *case.wide(), seen.output)
-        message = f"error exceeds the bound (error/bound {judged.ratio:.3g})"
+        message = f"error exceeds the bound (error/bound {ratio_text(judged.ratio)})"
         message += whence and f"; {whence}"
         step = replace(step, check="checkpoint", message=message)
     return replace(

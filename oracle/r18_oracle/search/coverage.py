@@ -173,7 +173,10 @@ def repeated_findings(
     name: str, backend: Backend, network_name: str, batches: Sequence[int], seed: int
 ) -> list[Finding]:
     """A finding for each id that several kernels have."""
-    message = "several kernels have this id, which names only the first of them"
+    message = (
+        "several kernels have this id, which names only the first of them: "
+        "give each an algorithm of its own"
+    )
     return [
         _finding(name, kernel, None, "network", message, network_name, batches, seed)
         for kernel in repeated(backend.kernels())
