@@ -17,6 +17,31 @@ from pathlib import Path
 from r18.errors import R18Error, UsageError
 
 
+def check_folder(path: Path, option: str, *, writable: bool = True) -> None:
+    """Raise `UsageError` where `path` is no folder and cannot become one: results would be lost.
+
+    option: the user's, for the message. writable: whether it must be possible to write there.
+    """
+    if why := _no_folder(path, writable):
+        raise UsageError(f"{option} {path}: {why}; name a folder, which may be new")
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raise `UsageError` where no file could be written at `path`: results would be lost."""
+    if path.is_dir():
+        raise UsageError(f"{option} '{path}' is a folder; name a file in it")
+    if why := _no_folder(path.parent, writable=True):
+        raise UsageError(f"cannot write '{path}': {why}; choose another place")
+
+
+def _no_folder(path: Path, writable: bool) -> str:
+    """Why `path` is no folder and cannot become one, or ''."""
+    first = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not first.is_dir():
+        return f"'{first}' is no folder"
+    return f"'{first}' cannot be written" if writable and not os.access(first, os.W_OK) else ""
+
+
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
     """Yields a path to write; when the block ends, that file replaces `target` in one step.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from r18.atomic import write_text
+from r18.atomic import check_file, write_text
 from r18.backend.registry import VARIABLE
 from r18.bench import tables
 from r18.bench.baselines import MODES
@@ -126,6 +126,8 @@ def bench(
 
     Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
+    if benchmark is not None:
+        check_file(benchmark, "--benchmark-json")
     if threads is not None:
         set_threads(threads)  # before a library that reads it is loaded
     request = Request(

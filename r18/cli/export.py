@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from r18.cli.options import NetworkName
-from r18.errors import UsageError
+from r18.errors import UsageError, unknown
 from r18.graph.resnet import network
 from r18.qdq import write_qdq
 from r18.qdq.read import read_qdq
@@ -60,6 +60,8 @@ def export(
     ops do not is refused, with all that differs: a zero point, roundings before a residual is added
     or of logits, saturation at 127 behind a ReLU. --approximate leaves out what can be left out.
     """
+    if format not in (*FORMATS, QDQ):
+        raise unknown("export format", format, (*FORMATS, QDQ), error=UsageError)
     schedule = network(network_name)
     if weights.endswith(".onnx"):
         found = read_qdq(weights, schedule, approximate=approximate)

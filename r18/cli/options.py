@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
+from r18.atomic import check_folder
 from r18.backend import Backend, DeviceInfo
 from r18.backend.registry import VARIABLE, checked_backend, get_backend, installed, title
 from r18.errors import BackendUnavailable, UsageError
@@ -65,7 +66,17 @@ PrecisionNames = Annotated[
     str, typer.Option(help=f"Some of: {', '.join(PRECISIONS)}; separated by commas.")
 ]
 BatchSizes = Annotated[str, typer.Option(help="Images at once; several separated by commas.")]
-RecordFolder = Annotated[Path, typer.Option("--records", help="Folder of the records.")]
+
+
+def _folder_of_records(path: Path) -> Path:
+    """A folder, or a new one; only `--record` writes there."""
+    check_folder(path, "--records", writable=False)
+    return path
+
+
+RecordFolder = Annotated[
+    Path, typer.Option("--records", help="Folder of the records.", callback=_folder_of_records)
+]
 WeightsSource = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Judge every output against float64; a wrong one is no row.")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from r18.atomic import check_folder
 from r18.bench.profile import BATCHES, LEVELS, PRECISIONS
 from r18.bench.profile_run import Request, Result, table
 from r18.bench.profile_run import run as run_profile
@@ -67,6 +68,8 @@ def profile(
 
     Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
+    if trace is not None:
+        check_folder(trace, "--trace")
     request = Request(
         asked_backend(backend),
         integers(batch, "--batch"),

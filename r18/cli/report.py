@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from r18 import records
-from r18.atomic import write_text
+from r18.atomic import check_file, write_text
 from r18.cli.options import NetworkName, RecordFolder
 from r18.errors import UsageError
+
+PAGE = b"<!doctype html"
+"""What a page begins with."""
 
 
 def report(
@@ -42,6 +45,7 @@ def report(
     """
     from r18.report import gather, page, pictures
 
+    _check_page(out)
     diff = None
     if dumps is not None:
         try:
@@ -63,6 +67,16 @@ def report(
     for name, text in drawn.items():
         assert svg is not None
         _write(svg / name, text)
+
+
+def _check_page(out: Path) -> None:
+    """Raise `UsageError` for a place where no page can be written, or a file that is none."""
+    check_file(out, "--out")
+    if not out.is_file():
+        return
+    with out.open("rb") as file:
+        if file.read(len(PAGE)).lower() not in (PAGE, b""):
+            raise UsageError(f"--out '{out}' is no page; name another file, or delete it")
 
 
 def _write(path: Path, text: str) -> None:

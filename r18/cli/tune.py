@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from tabulate import tabulate
 
+from r18.atomic import check_file
 from r18.backend import Backend, CompileOptions, Table
 from r18.backend.tuned import read_table, users_table
 from r18.bench.in_network import tune_in_network
@@ -72,6 +73,8 @@ def tune(
     Run `r18 tune` first: the plan starts from the table that plans on this device use, not from
     --out.
     """
+    if out is not None:
+        check_file(out, "--out")
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)
     names = listed(precision, "--precision")

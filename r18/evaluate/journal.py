@@ -337,7 +337,7 @@ def damaged(path: Path, why: Exception) -> DamagedJournal:
 def _check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise `UsageError` with every difference between a journal's identity and the one wanted."""
     different = [
-        f"{name}: {_short(then.get(name))} there, {_short(now.get(name))} now"
+        f"{name}: {_short(then.get(name))} there, {_short(now.get(name))} now{MEANS.get(name, '')}"
         for name in dict.fromkeys([*then, *now])
         if then.get(name) != now.get(name)
     ]
@@ -347,6 +347,10 @@ def _check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> 
             + "\n  ".join(different)
             + "\n  ask for the same to go on, choose another --out, or drop them with --restart"
         )
+
+
+MEANS = {"images_sha256": ": images were added, removed, renamed, or replaced by others in size"}
+"""What a difference says, where the name alone does not."""
 
 
 def _short(value: object) -> str:

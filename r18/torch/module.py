@@ -166,6 +166,9 @@ class FastResNet(nn.Module):
             return logits
 
     def _check_images(self, images: torch.Tensor, weight: torch.Tensor) -> None:
+        given: object = images
+        if not isinstance(given, torch.Tensor):
+            raise UsageError(f"the model takes a tensor (N, 3, H, W), got a {type(given).__name__}")
         if images.dim() != 4 or images.shape[1] != 3:
             raise ShapeError(f"the model takes images (N, 3, H, W), got {shape_of(images)}")
         if (images.dtype, images.device) != (weight.dtype, weight.device):

@@ -317,6 +317,42 @@ def test_the_oracle_refuses_an_unknown_network_before_it_runs(
     assert message in command.refusal(*args, "--network", "resnet19")
 
 
+def test_export_refuses_a_format_with_all_that_it_knows(command: Command) -> None:
+    text = command.refusal("export", "--network", "tiny", "--format", "onnx", "--out", "x")
+    assert "unknown export format 'onnx'" in text
+    assert "known: bin, npz, qdq, safetensors" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("tune", "--backend", "numpy", "--out", "folder"), "--out 'folder' is a folder"),
+        (("tune", "--backend", "numpy", "--out", "file/t.json"), "cannot write 'file/t.json': "),
+        (("profile", "--trace", "file"), "--trace file: 'file' is no folder"),
+        (("bench", "--benchmark-json", "folder"), "--benchmark-json 'folder' is a folder"),
+        (("bench", "--record", "--records", "file"), "--records file: 'file' is no folder"),
+        (("roofline", "--measure", "--records", "file"), "--records file: 'file' is no folder"),
+        (("evaluate", "--images", "folder", "--records", "file/r"), "file' is no folder"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
+    command: Command,
+    args: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").write_text("keep")
+    refused = command.refusal(*args)
+    assert message in refused
+    assert "name a f" in refused or "choose another place" in refused
+    assert "backend:" not in refused, "it was chosen, so a device was asked"
+    assert Path("file").read_text() == "keep"
+
+
 def test_plan_shows_kernels_and_the_arena(command: Command) -> None:
     text = command.output("plan", "--backend", "numpy", "--network", "tiny", "--batch", 2)
     lines = text.splitlines()

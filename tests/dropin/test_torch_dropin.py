@@ -1082,6 +1082,9 @@ def test_wrong_images_are_refused() -> None:
         fast(pixels()[:, :1])
     with pytest.raises(ShapeError, match=r"got \(3, 64, 64\)"):
         fast(pixels()[0])
+    for given, kind in ((np.zeros((2, 3, 64, 64), np.float32), "ndarray"), ([1.0], "list")):
+        with pytest.raises(UsageError, match=rf"takes a tensor \(N, 3, H, W\), got a {kind}"):
+            fast(given)
     with pytest.raises(UsageError, match=r"images are torch\.float16 on cpu"):
         fast(pixels().half())
     with pytest.raises(UsageError, match="on meta, the model is"):

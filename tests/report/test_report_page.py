@@ -1292,6 +1292,19 @@ def test_a_target_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     assert re.search("cannot write '.*/file/page.html': .*; choose another place", done.err)
 
 
+def test_a_file_that_is_no_page_is_not_replaced(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("keep")
+    asked = ("report", "--records", written(tmp_path / "records"), "--out", notes)
+    done = r18(*asked)
+    assert done.code == 2
+    assert f"--out '{notes}' is no page; name another file, or delete it" in done.err
+    assert notes.read_text() == "keep"
+    notes.write_text("")
+    assert r18(*asked).code == 0
+    assert r18(*asked).code == 0, "its own page may be replaced"
+
+
 # -- what pages are made of --------------------------------------------------------------------
 
 

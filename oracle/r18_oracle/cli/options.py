@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from r18.atomic import check_folder
 from r18.backend.registry import VARIABLE
 from r18.cli.options import backend_names
-from r18.errors import UsageError
 from r18.graph.resnet import network
 
 BackendToCheck = Annotated[
@@ -48,12 +47,8 @@ def _folder(path: Path) -> Path:
 
     The default is not asked: where nothing is found, no folder is needed.
     """
-    if path == FINDINGS:
-        return path
-    first = next(one for one in (path, *path.absolute().parents) if one.exists())
-    if not first.is_dir() or not os.access(first, os.W_OK):
-        why = "cannot be written" if first.is_dir() else "is no folder"
-        raise UsageError(f"--findings {path}: '{first}' {why}; name a folder, which may be new")
+    if path != FINDINGS:
+        check_folder(path, "--findings")
     return path
 
 
