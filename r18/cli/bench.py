@@ -78,11 +78,19 @@ Cold = Annotated[
     typer.Option("--cold", help="Also time each with caches that are overwritten before each run."),
 ]
 
+
+def _benchmark_file(path: Path | None) -> Path | None:
+    if path is not None:
+        check_file(path, "--benchmark-json")
+    return path
+
+
 BenchmarkFile = Annotated[
     Path | None,
     typer.Option(
         "--benchmark-json",
         metavar="FILE",
+        callback=_benchmark_file,
         help="Also write the times as pytest-benchmark does, for its compare and for CIs.",
     ),
 ]
@@ -126,8 +134,6 @@ def bench(
 
     Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
-    if benchmark is not None:
-        check_file(benchmark, "--benchmark-json")
     if threads is not None:
         set_threads(threads)  # before a library that reads it is loaded
     request = Request(

@@ -70,7 +70,8 @@ class Report:
     reasons: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [f"on r18's kernels ({self.backend or 'no backend'}): {len(self.ours) or 'none'}"]
+        none = "no backend" if not self.ours else "a drop-in's backend"
+        lines = [f"on r18's kernels ({self.backend or none}): {len(self.ours) or 'none'}"]
         lines += [f"  {line}" for line in self.ours]
         lines.append(f"left to PyTorch ({self.compiler}): {sum(self.rest.values()) or 'none'}")
         if self.rest:
@@ -181,6 +182,7 @@ def _compiled(
         _replace_parts(graph, examples, asked, report, kept)
     except Unread as error:
         report.reasons.append(str(error))
+    _note_drop_ins(graph, report)
     left = [node for node in graph.graph.nodes if _computes(node)]
     report.rest = Counter(_called(node) for node in left)
     report.compiler = _compiler(rest, examples, bool(left), report)
@@ -210,6 +212,14 @@ class _Owner:
 def _below(run: Compiled, *args: Any) -> Any:
     with torch.no_grad(), below_autograd():
         return run(*args)
+
+
+def _note_drop_ins(graph: GraphModule, report: Report) -> None:
+    """Count the calls of a drop-in, which the model has from `optimize_resnet`, as ours."""
+    for node in graph.graph.nodes:
+        if getattr(node.target, "namespace", "") == "r18" and not node.meta.get("r18"):
+            node.meta["r18"] = True
+            report.ours.append(f"{_called(node)}: of a drop-in, with a backend of its own")
 
 
 def _computes(node: Node) -> bool:

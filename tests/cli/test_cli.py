@@ -192,7 +192,7 @@ def test_backends_marks_the_one_that_auto_takes(command: Command) -> None:
     starred = [line for line in lines[2:] if line.split()[1:2] == ["*"]]
     assert len(starred) == 1
     numpy_line = next(line for line in lines if line.startswith("numpy"))
-    assert numpy_line.rstrip().endswith("fp64 fp32")
+    assert numpy_line.rstrip().endswith("fp64 fp32 fp8 int8")
     assert f"r18 {r18.__version__}" in numpy_line
 
 
@@ -200,7 +200,7 @@ def test_backends_as_json(command: Command) -> None:
     found = {line["name"]: line for line in json.loads(command.output("backends", "--json"))}
     assert found["numpy"]["available"]
     assert found["numpy"]["device"]["kind"] == "cpu"
-    assert found["numpy"]["precisions"] == ["fp64", "fp32"]
+    assert found["numpy"]["precisions"] == ["fp64", "fp32", "fp8", "int8"]
     assert sum(line["auto"] for line in found.values()) == 1
 
 

@@ -553,6 +553,21 @@ def test_a_drop_in_is_exported_saved_and_loaded(level: str) -> None:
             exported.module()(images)
 
 
+@pytest.mark.parametrize(("level", "calls"), [("all", 1), ("add_relu", 5)])
+def test_the_operators_of_a_drop_in_count_as_ours(level: str, calls: int) -> None:
+    fast, images = optimize_resnet(small_resnet(), level, backend="numpy"), pixels((33, 33), 1)
+    (report,) = explain(fast, images, options={"backend": "numpy"}).reports
+    ours = [line for line in report.ours if "of a drop-in" in line]
+    assert len(ours) == calls
+    assert not any("resnet" in name or "add_relu" in name for name in report.rest)
+    if level == "all":
+        assert "on r18's kernels (a drop-in's backend): 1" in str(report)
+        assert report.rest == {}
+    compiled = torch.compile(fast, backend="r18", options={"backend": "numpy"})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images), fast(images), rtol=1e-4, atol=1e-5)
+
+
 def test_an_exported_program_packs_its_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exported program packs its weights once, even after the drop-in is gone."""
     model, images = small_resnet(), pixels((33, 33), 1)

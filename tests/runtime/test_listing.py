@@ -53,7 +53,7 @@ def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
         ["exits", "plugins 1.2", "SystemExit: 3, in exits_plugin.py:1", []],
         ["hangs", "plugins 1.2", f"gave no answer for {SECONDS} s {when}", []],
         ["leaves", "plugins 1.2", f"its process exited with code 0 {when}", []],
-        ["works", "plugins 1.2", "", ["fp64", "fp32"]],
+        ["works", "plugins 1.2", "", ["fp64", "fp32", "fp8", "int8"]],
     ]
     assert json.loads(probed_here) == [
         [name, cause] for name, _, cause, _ in found if name != "hangs"
