@@ -472,8 +472,6 @@ def export_weights(
     if format == "bin":
         write_manifest(path, weights, schedule, overwrite=overwrite, progress=progress)
         return path
-    if path.is_dir() and path.suffix != f".{format}":
-        raise ManifestError(f"'{path}' is a folder, and {format} is one file; name a file in it")
     if path.suffix != f".{format}":
         path = path.with_name(f"{path.name}.{format}")
     sidecar = path.with_suffix(".json")
