@@ -12,7 +12,7 @@ characters that a terminal would obey.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 
 MOST_QUOTED = 200
@@ -162,6 +162,16 @@ def unknown_kernel(glob: str, ids: Iterable[str]) -> R18Error:
     part = any(glob in name.split("/")[1:-1] for name in names)
     hint = "A glob over ids works too."
     return unknown("kernel", glob, names, hint=hint, meant=inside if part else None)
+
+
+def beside_one(ratio: float, digits: int, shown: Callable[[float, int], str]) -> str:
+    """A ratio in at least so many digits: near 1 in as many as tell which side of 1 it is on.
+
+    shown: writes a number in so many digits.
+    """
+    while shown(ratio, digits) == "1" and ratio != 1 and digits < 17:
+        digits += 1
+    return shown(ratio, digits)
 
 
 def nearest(asked: str, known: Iterable[str]) -> str | None:

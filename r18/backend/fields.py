@@ -37,6 +37,14 @@ def named(value: object) -> str:
     return show(value)
 
 
+RETURN = "is a return missing?"
+
+
+def missing_return(value: object) -> str:
+    """The question to add to a message about what a function returned; '' unless that is None."""
+    return f": {RETURN}" if value is None else ""
+
+
 def _text(what: str, value: object) -> str | None:
     if isinstance(value, str) and value:
         return None
@@ -107,4 +115,4 @@ _OBJECTIONS: Mapping[str, Callable[[str, object], str | None]] = {
     "extra_problems": _tuple_of(Problem, "problems"),
 }
 
-__all__ = ["field_objection", "named"]
+__all__ = ["RETURN", "field_objection", "missing_return", "named"]

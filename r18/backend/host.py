@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from r18.backend.device import Array, Buffer, Memory, Stream
-from r18.backend.fields import field_objection, named
+from r18.backend.fields import field_objection, missing_return, named
 from r18.backend.kernel import (
     Kernel,
     RoundingContract,
@@ -189,10 +189,7 @@ class HostKernel(Kernel):
         reason: object = self.refuses(problem)
         if reason is None or (isinstance(reason, str) and reason.strip()):
             return reason
-        raise UsageError(
-            f"HostKernel {show(self.algorithm)}: refuses must return None (accepted) or a sentence "
-            f"(why not), not {show(reason)}"
-        )
+        raise self._returned("refuses", "None (accepted) or a sentence (why not)", show(reason))
 
     def workspace(self, problem: Problem) -> int:
         if self.scratch is None:
@@ -200,25 +197,27 @@ class HostKernel(Kernel):
         nbytes: object = self.scratch(problem)
         if isinstance(nbytes, int | np.integer) and nbytes >= 0:
             return int(nbytes)
-        raise UsageError(
-            f"HostKernel {show(self.algorithm)}: scratch must return a number of bytes, 0 or more, "
-            f"not {named(nbytes)}{': is a return missing?' if nbytes is None else ''}"
-        )
+        found = named(nbytes) + missing_return(nbytes)
+        raise self._returned("scratch", "a number of bytes, 0 or more", found)
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
         specs = problem.op.weights()
         stored = tuple(map(self.precision.stored, weights, specs))
         if self.pack:
-            packed: object = self.pack(problem.op, stored)
-            arrays = packed if isinstance(packed, tuple | list) else (None,)
-            if not all(isinstance(array, np.ndarray) for array in arrays):
-                found = "one array" if isinstance(packed, np.ndarray) else named(packed)
-                raise UsageError(
-                    f"HostKernel {show(self.algorithm)}: pack must return a tuple of arrays, "
-                    f"not {found}{': is a return missing?' if packed is None else ''}"
-                )
-            stored = tuple(arrays)
+            stored = self._arrays(self.pack(problem.op, stored))
         return tuple(PackedWeight.of(array) for array in stored)
+
+    def _arrays(self, packed: Any) -> tuple[Array, ...]:
+        """What `pack` returned; raises `UsageError` if that is no tuple of arrays."""
+        several = isinstance(packed, tuple | list)
+        if several and all(isinstance(array, np.ndarray) for array in packed):
+            return tuple(packed)
+        found = "one array" if isinstance(packed, np.ndarray) else named(packed)
+        raise self._returned("pack", "a tuple of arrays", found + missing_return(packed))
+
+    def _returned(self, what: str, wanted: str, found: str) -> UsageError:
+        title = f"HostKernel {show(self.algorithm)}"
+        return UsageError(f"{title}: {what} must return {wanted}, not {found}")
 
     def enqueue(
         self,

@@ -16,14 +16,13 @@ from functools import partial
 from pathlib import Path, PurePath
 
 from r18.backend.device import DeviceInfo
-from r18.backend.fields import field_objection
+from r18.backend.fields import RETURN, field_objection, missing_return
 from r18.backend.kernel import Kernel
 from r18.backend.protocol import Backend
 from r18.errors import BackendUnavailable, R18Error, nearest, plain, raised_in, show
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 """A backend's name: it is a part of kernel ids, files' names and comma-separated options."""
-RETURN = "is a return missing?"
 
 
 def make_backend(name: str, load: Callable[[], object]) -> Backend:
@@ -115,7 +114,7 @@ def probe(name: str, backend: Backend) -> DeviceInfo:
         else:
             what, remedy = _kind(device), 'Write return DeviceInfo("cpu", "its name").'
         cause = f"probe() must return a DeviceInfo, not {what}"
-        raise BackendUnavailable(name, cause + _missing_return(device), remedy)
+        raise BackendUnavailable(name, cause + missing_return(device), remedy)
     check_kernels(name, backend)
     return device
 
@@ -193,7 +192,7 @@ def check_kernels(name: str, backend: Backend) -> None:
             cause = f"kernels() of '{plain(backend.name)}' returned {_kind(kernels)}, which can be "
             raise BackendUnavailable(name, f"{cause}read only once", "Return a tuple of it.")
         cause = f"kernels() must return a tuple of kernels, not {_kind(kernels)}"
-        raise BackendUnavailable(name, cause + _missing_return(kernels), "Return a tuple.")
+        raise BackendUnavailable(name, cause + missing_return(kernels), "Return a tuple.")
     for kernel in kernels:
         if not isinstance(kernel, Kernel):
             raise BackendUnavailable(
@@ -257,10 +256,6 @@ def _kind(value: object) -> str:
         return "None"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiou' else 'a'} {plain(name)}"
-
-
-def _missing_return(value: object) -> str:
-    return f": {RETURN}" if value is None else ""
 
 
 def _known_backends(found: object) -> str:

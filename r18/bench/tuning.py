@@ -54,10 +54,9 @@ from r18.graph.ops import (
 )
 from r18.graph.passes import FUSION_LEVELS, fuse, fuse_ops
 from r18.graph.precision import FP8, INT8, Precision, dtype_of, is_floating, precision
-from r18.graph.quantize import LEVEL, quantized
 from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConv2d, QuantizedLinear
 from r18.graph.scaled import ScaledAvgPoolLinear, ScaledConv2d, ScaledLinear
-from r18.graph.scaling import scaled
+from r18.graph.scaling import calibrated
 from r18.graph.schedule import Schedule
 
 TUNED_OPS: tuple[type[Op], ...] = (
@@ -273,12 +272,10 @@ def tuned_schedules(
     Raises what `fuse`, `quantized` and `scaled` raise.
     """
     found = []
-    if any(name not in (INT8.name, FP8.name) for name in names):
+    own = (INT8.name, FP8.name)
+    if any(name not in own for name in names):
         found += [fuse(schedule, level) for level in levels]
-    if INT8.name in names:
-        found.append(quantized(fuse(schedule, LEVEL), bits))
-    if FP8.name in names:
-        found.append(scaled(fuse(schedule, LEVEL)))
+    found += [calibrated(schedule, name, bits) for name in own if name in names]
     ops = {kernel.op.name for kernel in backend.kernels() if kernel.op in TUNED_OPS}
     highest = [plain for plain in found if plain.level == FUSION_LEVELS[-1]]
     further = ((plain, fuse_ops(plain, ops)) for plain in highest)

@@ -28,6 +28,7 @@ from r18.cli.options import (
     RecordFolder,
     Threads,
     WeightsSource,
+    checked_place,
     integers,
     listed,
 )
@@ -78,19 +79,12 @@ Cold = Annotated[
     typer.Option("--cold", help="Also time each with caches that are overwritten before each run."),
 ]
 
-
-def _benchmark_file(path: Path | None) -> Path | None:
-    if path is not None:
-        check_file(path, "--benchmark-json")
-    return path
-
-
 BenchmarkFile = Annotated[
     Path | None,
     typer.Option(
         "--benchmark-json",
         metavar="FILE",
-        callback=_benchmark_file,
+        callback=checked_place(check_file, "--benchmark-json"),
         help="Also write the times as pytest-benchmark does, for its compare and for CIs.",
     ),
 ]

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -68,14 +69,30 @@ PrecisionNames = Annotated[
 BatchSizes = Annotated[str, typer.Option(help="Images at once; several separated by commas.")]
 
 
-def _folder_of_records(path: Path) -> Path:
-    """A folder, or a new one; only `--record` writes there."""
-    check_folder(path, "--records", writable=False)
-    return path
+def checked_place(
+    check: Callable[[Path, str], None], option: str
+) -> Callable[[Path | None], Path | None]:
+    """A callback for an option that says where to write: checked before anything is measured.
+
+    check: `check_file` or `check_folder` of `r18.atomic`.
+    """
+
+    def checked(place: Path | None) -> Path | None:
+        if place is not None:
+            check(place, option)
+        return place
+
+    return checked
 
 
 RecordFolder = Annotated[
-    Path, typer.Option("--records", help="Folder of the records.", callback=_folder_of_records)
+    Path,
+    typer.Option(
+        "--records",
+        help="Folder of the records.",
+        # Some commands only read there.
+        callback=checked_place(partial(check_folder, writable=False), "--records"),
+    ),
 ]
 WeightsSource = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
 Check = Annotated[

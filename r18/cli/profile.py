@@ -24,6 +24,7 @@ from r18.cli.options import (
     RecordFolder,
     WeightsSource,
     asked_backend,
+    checked_place,
     integers,
     listed,
 )
@@ -37,7 +38,11 @@ ChannelsLast = Annotated[
     bool, typer.Option("--channels-last", help="Module and images in channels-last memory.")
 ]
 Traces = Annotated[
-    Path | None, typer.Option(help="A folder for Chrome traces, of the best run of each.")
+    Path | None,
+    typer.Option(
+        help="A folder for Chrome traces, of the best run of each.",
+        callback=checked_place(check_folder, "--trace"),
+    ),
 ]
 
 
@@ -68,8 +73,6 @@ def profile(
 
     Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
-    if trace is not None:
-        check_folder(trace, "--trace")
     request = Request(
         asked_backend(backend),
         integers(batch, "--batch"),

@@ -20,6 +20,7 @@ from r18.cli.options import (
     BatchSizes,
     NetworkName,
     PrecisionNames,
+    checked_place,
     chosen_backend,
     chosen_schedule,
     integers,
@@ -27,13 +28,12 @@ from r18.cli.options import (
 )
 from r18.errors import UsageError, unknown
 from r18.graph.ops import Op
-from r18.graph.passes import FUSION_LEVELS, fuse
+from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import FP8, INT8
 from r18.graph.precision import precision as precision_named
-from r18.graph.quantize import LEVEL, quantized
 from r18.graph.quantized import QUANTIZED_OPS
 from r18.graph.scaled import SCALED_OPS
-from r18.graph.scaling import scaled
+from r18.graph.scaling import calibrated
 from r18.graph.schedule import Schedule
 from r18.progress import progress_bar
 
@@ -56,7 +56,11 @@ def tune(
         typer.Option("--in-network", help="Choose pairs and kernels by the time of the network."),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The table's file. [where plans on this device look]")
+        Path | None,
+        typer.Option(
+            help="The table's file. [where plans on this device look]",
+            callback=checked_place(check_file, "--out"),
+        ),
     ] = None,
 ) -> None:
     """Time every kernel that takes a problem of the network, and keep the fastest as data.
@@ -73,8 +77,6 @@ def tune(
     Run `r18 tune` first: the plan starts from the table that plans on this device use, not from
     --out.
     """
-    if out is not None:
-        check_file(out, "--out")
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)
     names = listed(precision, "--precision")
@@ -134,13 +136,9 @@ def _form(op: Op) -> str | None:
 
 def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits: int) -> Table:
     """The kernels with which a network is faster; prints what it gains."""
-    taken = schedule
-    if name == INT8.name:
-        taken = quantized(fuse(schedule, LEVEL), bits)
-    elif name == FP8.name:
-        taken = scaled(fuse(schedule, LEVEL))
+    taken, options = calibrated(schedule, name, bits), CompileOptions(size, name)
     with progress_bar() as bar:
-        found = tune_in_network(backend, taken, CompileOptions(size, name), bar.advance)
+        found = tune_in_network(backend, taken, options, bar.advance)
     typer.echo(
         f"{name}, batch {size}: {found.before:.1f} µs before, {found.after:.1f} µs with "
         f"{len(found.pairs)} pairs of ops planned the other way and {len(found.exchanges)} kernels "

@@ -349,7 +349,7 @@ def _check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> 
         )
 
 
-MEANS = {"images_sha256": ": images were added, removed, renamed, or replaced by others in size"}
+MEANS = {"images_sha256": ": images were added, removed, renamed, or changed in size"}
 """What a difference says, where the name alone does not."""
 
 

@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from r18.atomic import new_file
+from r18.atomic import check_file, new_file
 from r18.errors import R18Error, UsageError, plain
 from r18.evaluate.rows import OK, STATUSES, TOP, Row
 from r18.evaluate.summary import near_tie
@@ -42,8 +42,7 @@ COLUMNS: dict[str, str] = {
 def check_target(path: Path) -> None:
     """Raise `UsageError` for a file that could not be written in the end, before anything runs."""
     check_suffix(path, "--out")
-    if path.is_dir():
-        raise UsageError(f"--out '{path}' is a folder; name a file in it")
+    check_file(path, "--out")
     if path.suffix.lower() == ".parquet":
         _arrow()
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from r18.errors import UsageError, WeightsError, show
 from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op
-from r18.graph.passes import SCALE, fold_weights
-from r18.graph.precision import E4M3, E4M3_LARGEST, as_stored
+from r18.graph.passes import SCALE, fold_weights, fuse
+from r18.graph.precision import E4M3, E4M3_LARGEST, FP8, INT8, as_stored
 from r18.graph.quantization import Quantization
 from r18.graph.quantize import LEVEL, quantized, scaled_values
 from r18.graph.quantized import check_factors
@@ -89,6 +89,18 @@ def ranges_of(schedule: Schedule, quantization: Quantization) -> dict[str, float
         for value, stored in formats.items()
         if value in scales
     }
+
+
+def calibrated(schedule: Schedule, precision: str, bits: int = 8) -> Schedule:
+    """The schedule (at level `none`) in the ops of a precision that computes with the scales of a
+    calibration: in integers in int8, with weights of these bits, and scaled in fp8. In any other
+    precision, itself.
+
+    Raises what `quantized` and `scaled` raise.
+    """
+    if precision == INT8.name:
+        return quantized(fuse(schedule, LEVEL), bits)
+    return scaled(fuse(schedule, LEVEL)) if precision == FP8.name else schedule
 
 
 def scaled_weights(
@@ -172,4 +184,4 @@ def _factors(step: Step, what: str, values: Array) -> Array:
     return found
 
 
-__all__ = ["LARGEST", "ranges_of", "scaled", "scaled_weights", "value_scales"]
+__all__ = ["LARGEST", "calibrated", "ranges_of", "scaled", "scaled_weights", "value_scales"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from r18.errors import beside_one
+
 WITHIN = (1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 """The largest error/bound of each shade within the bound, `q1` first."""
 BEYOND = (10.0, 1e4, math.inf)
@@ -39,9 +41,7 @@ def short(number: float, digits: int = 2) -> str:
 
 def ratio_text(ratio: float, digits: int = 2) -> str:
     """An error/bound; a value near 1 keeps the digits that tell which side of 1 it is on."""
-    while short(ratio, digits) == "1" and ratio != 1 and digits < 17:
-        digits += 1
-    return short(ratio, digits)
+    return beside_one(ratio, digits, short)
 
 
 def decimal(number: float) -> str:

@@ -21,11 +21,9 @@ from typing import IO
 from r18.backend import CompileOptions, DeviceInfo
 from r18.backend.registry import Listing, installed, load_backend, survey
 from r18.ends import deaf, end_group, signal_name
-from r18.graph.passes import fuse
-from r18.graph.precision import FP8, INT8, PRECISIONS
-from r18.graph.quantize import LEVEL, quantized
+from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import resnet18
-from r18.graph.scaling import scaled
+from r18.graph.scaling import calibrated
 from r18.runtime.plan import make_plan
 
 SECONDS = 60.0
@@ -143,22 +141,14 @@ def answer(names: Sequence[str]) -> None:
             print(json.dumps({"line": data, "precisions": precisions}), file=out, flush=True)
 
 
-CALIBRATED = {INT8.name: quantized, FP8.name: scaled}
-"""The form of a network in a precision that needs the scales of a calibration."""
-
-
 def _precisions(name: str) -> list[str]:
     """The precisions in which the backend's kernels cover ResNet-18 at level `all`, by the planner;
     needs no device."""
     backend, network, covered = load_backend(name), resnet18(), []
     for precision in PRECISIONS:
         try:
-            form = CALIBRATED.get(precision)
-            make_plan(
-                backend,
-                network if form is None else form(fuse(network, LEVEL)),
-                CompileOptions(precision=precision, fusion=LEVEL),
-            )
+            options = CompileOptions(precision=precision)
+            make_plan(backend, calibrated(network, precision), options)
         except Exception:  # a plugin's fault must not end the listing
             continue
         covered.append(precision)

@@ -70,8 +70,8 @@ class Report:
     reasons: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        none = "no backend" if not self.ours else "a drop-in's backend"
-        lines = [f"on r18's kernels ({self.backend or none}): {len(self.ours) or 'none'}"]
+        where = self.backend or ("a drop-in's backend" if self.ours else "no backend")
+        lines = [f"on r18's kernels ({where}): {len(self.ours) or 'none'}"]
         lines += [f"  {line}" for line in self.ours]
         lines.append(f"left to PyTorch ({self.compiler}): {sum(self.rest.values()) or 'none'}")
         if self.rest:

@@ -16,7 +16,7 @@ from r18.graph.quantization import Quantization
 from r18.graph.quantize import LEVEL, integer_weights, quantized
 from r18.graph.quantized import QUANTIZED_OPS
 from r18.graph.scaled import SCALED_OPS
-from r18.graph.scaling import ranges_of, scaled, scaled_weights
+from r18.graph.scaling import calibrated, ranges_of, scaled, scaled_weights
 from r18.graph.schedule import Schedule
 from r18.weights.sources import Weights
 
@@ -71,12 +71,9 @@ def calibrated_schedule(schedule: Schedule, options: CompileOptions, bits: int =
 
     bits: of weights in int8. Raises `UsageError` as `in_precision`.
     """
-    if options.precision not in CALIBRATED:
-        return schedule
-    check_level(options)
-    if options.precision == FP8.name:
-        return scaled(fuse(schedule, LEVEL))
-    return quantized(fuse(schedule, LEVEL), bits)
+    if options.precision in CALIBRATED:
+        check_level(options)
+    return calibrated(schedule, options.precision, bits)
 
 
 def is_quantized(schedule: Schedule) -> bool:

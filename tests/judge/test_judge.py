@@ -104,7 +104,7 @@ def test_no_kernel_can_ask_for_an_answer(answers: Answers) -> None:
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [
-        (0.99951, "1"),
+        (0.99951, "0.9995"),
         (1.0, "1"),
         (1.0027, "1.003"),
         (1.00000004, "1.00000004"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, RoundingContract
+from r18.errors import beside_one
 from r18.graph.ops import ConvMaxPool, Problem
 from r18.graph.scaled import ScaledConvMaxPool
 from r18_oracle.cases import Case
@@ -21,9 +22,8 @@ from r18_oracle.judge.roundings import addends_of, rounded
 
 
 def ratio_text(ratio: float) -> str:
-    """An error/bound in three digits, or in as many as show that it is above 1."""
-    texts = (f"{ratio:.{digits}g}" for digits in range(3, 18))
-    return next((text for text in texts if ratio <= 1 or float(text) > 1), f"{ratio}")
+    """An error/bound in three digits, or in as many as tell which side of 1 it is on."""
+    return beside_one(ratio, 3, "{:.{}g}".format)
 
 
 @dataclass(frozen=True)

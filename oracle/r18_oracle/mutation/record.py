@@ -114,7 +114,7 @@ class Journal:
         }
         before = self._old.results if self._old else {}
         stopped = score.left > 0 and not score.results
-        keeps_score = self._old is not None and (stopped or self._keeps_score(request))
+        keeps_score = stopped or self._keeps_score(request)
 
         def stays(name: str) -> bool:
             """With a score stay the fates that it is of, even if sources have changed since."""
