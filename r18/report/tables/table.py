@@ -112,11 +112,16 @@ def processor(host: Data) -> str:
 
 def heading(group: Data, software: Sequence[str]) -> str:
     """The start of a caption: device, software and date of a record's group."""
+    return f"{setting(group, software)}, {days([group])}"
+
+
+def setting(group: Data, software: Sequence[str]) -> str:
+    """Device, software and driver of a record's group."""
     environment = group["environment"]
     words = [device_words(group), *software]
     if environment.get("driver"):
         words.append(f"driver {environment['driver']}")
-    return f"{', '.join(words)}, {group['date'][:10]}"
+    return ", ".join(words)
 
 
 def days(entries: Iterable[Data]) -> str:

@@ -37,11 +37,13 @@ from r18.report.tables.table import (
     asked_groups,
     batches,
     cell,
+    days,
     heading,
     listed,
     loaded,
     needed,
     record_of,
+    setting,
 )
 
 LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
@@ -157,13 +159,13 @@ def _from_host_caption(group: Data) -> str:
 def bench_captions(groups: Iterable[Data]) -> list[str]:
     """The captions of a benchmark's groups: devices, software, dates and numbers of runs.
 
-    Groups of one machine, day and set of versions share a line. It names the libraries that were
-    timed in any of them, and ends with the largest spread of the medians of one program's series,
-    for r18's programs and for the baselines.
+    Groups of one machine and set of versions share a line. It names the libraries that were timed
+    in any of them, and the first and the last day. It ends with the largest spread of the medians
+    of one program's series, for r18's programs and for the baselines.
     """
     alike: dict[tuple[str, int], list[Data]] = {}
     for group in groups:
-        how = heading(group, _versions([group], LIBRARIES)), group.get("series", 1)
+        how = setting(group, _versions([group], LIBRARIES)), group.get("series", 1)
         alike.setdefault(how, []).append(group)
     return [f"{_timing(some)}{_runs(some)}{_apart(some)}." for some in alike.values()]
 
@@ -193,8 +195,8 @@ def _apart(groups: Iterable[Data]) -> str:
 def _timing(groups: Sequence[Data]) -> str:
     """How groups with one caption were timed, up to the number of runs."""
     timed = {"torch", *(row["backend"] for group in groups for row in group["rows"])}
-    how, series = heading(groups[0], _versions(groups, timed)), groups[0].get("series", 1)
-    return f"{how}: medians of {f'{series} series of ' if series > 1 else ''}"
+    how, series = setting(groups[0], _versions(groups, timed)), groups[0].get("series", 1)
+    return f"{how}, {days(groups)}: medians of {f'{series} series of ' if series > 1 else ''}"
 
 
 def _versions(groups: Sequence[Data], packages: Collection[str]) -> list[str]:
