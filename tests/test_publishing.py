@@ -326,7 +326,7 @@ def test_the_core_evaluates_and_times(core: Environment) -> None:
     records = core.folder / "work" / "exports" / "records"
     assert {path.name for path in records.iterdir()} == {
         f"bench-{model_slug()}.json",
-        "evaluate-cpu.json",
+        f"evaluate-{model_slug()}.json",
     }
 
 

@@ -1,5 +1,7 @@
 """The numbers of evaluations, on which device: `evaluate-<device>.json`.
 
+A model of CPU has a file of its own, since models differ in speed and in the kernels that they run.
+
 There is one entry for each backend, precision, batch, reference, set of images and number of
 workers, and in int8 for each way to quantise; a later run replaces its own. The rows are in the
 table that the run wrote.

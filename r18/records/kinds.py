@@ -661,6 +661,7 @@ class EvaluateEntry(Part):
 class Evaluate(OfDevice, kw_only=True, tag="evaluate"):
     """`r18 evaluate --record`."""
 
+    times: ClassVar[bool] = True
     entries: dict[str, EvaluateEntry]
 
 

@@ -28,6 +28,7 @@ from evaluate_support import (
     weights,
 )
 from quantised_weights import quantised_weights
+from r18.cpu import model_slug
 from r18.errors import R18Error, UnknownName, UsageError, WeightsError
 from r18.evaluate.decode import Decoded
 from r18.evaluate.margins import Allowance, calls, is_tie, unit_roundoff
@@ -336,6 +337,7 @@ def test_the_command_prints_the_numbers(folder: Path, tmp_path: Path) -> None:
 def test_a_record_in_int8_says_how_it_was_quantised(folder: Path, tmp_path: Path) -> None:
     """Each quantisation has its own entry in the record and its own row in the table."""
     kept = tmp_path / "records"
+    path = kept / f"evaluate-{model_slug()}.json"
     for bits in (8, 4):
         write_manifest(tmp_path / f"w{bits}", quantised_weights(bits), tiny())
         options = ("--weights", tmp_path / f"w{bits}", "--precision", "int8", "--restart")
@@ -346,26 +348,27 @@ def test_a_record_in_int8_says_how_it_was_quantised(folder: Path, tmp_path: Path
             *(*options, *asked),
         )
         assert done.code in (0, 1), done.err
-        assert f"recorded in {kept / 'evaluate-cpu.json'}" in done.err
-    entries = json.loads((kept / "evaluate-cpu.json").read_text())["entries"]
+        assert f"recorded in {path}" in done.err
+    entries = json.loads(path.read_text())["entries"]
     assert [name.split("/")[2] for name in entries] == [
         *("int8-w4-nearest-minmax", "int8-w8-nearest-minmax")
     ]
     block = "<!-- table: {} images=IMAGES network=tiny -->\n<!-- /table -->"
     block = block.replace("IMAGES", folder.name)
-    quantised = rendered(block.format("quantised device=cpu backend=numpy"), kept).splitlines()
+    cpu = model_slug()
+    quantised = rendered(block.format(f"quantised device={cpu} backend=numpy"), kept).splitlines()
     rows = [row for row in quantised if row.startswith("| int")]
     same = [(one["agree_top1"], one["agree_top5"]) for one in reversed(entries.values())]
     assert rows == [
         f"| int{bits} | nearest | minmax | 3 | numpy fp64 | 10 | {first} | {five} |"
         for bits, (first, five) in zip((8, 4), same, strict=True)
     ]
-    both = rendered(block.format("evaluate devices=cpu precisions=int8"), kept)
+    both = rendered(block.format(f"evaluate devices={cpu} precisions=int8"), kept)
     assert "| int8 (W4 nearest, minmax) |" in both
     with pytest.raises(UsageError, match=r"has an evaluation of .* in fp32"):
-        rendered(block.format("evaluate devices=cpu precisions=fp32"), kept)
+        rendered(block.format(f"evaluate devices={cpu} precisions=fp32"), kept)
     with pytest.raises(UsageError, match=r"no evaluation of .* in int8"):
-        rendered(block.format("quantised device=cpu"), kept)
+        rendered(block.format(f"quantised device={cpu}"), kept)
 
 
 def test_the_command_records_and_a_document_quotes_it(folder: Path, tmp_path: Path) -> None:
@@ -374,7 +377,8 @@ def test_the_command_records_and_a_document_quotes_it(folder: Path, tmp_path: Pa
     first, again = ("--record", "--records", kept), ("--restart",)
     done = command(folder, out, *first, "--labels", "none")
     assert done.code == 0, done.err
-    path = kept / "evaluate-cpu.json"
+    cpu = model_slug()
+    path = kept / f"evaluate-{cpu}.json"
     assert f"recorded in {path}" in done.err
     data = json.loads(command(folder, out, "--labels", "none", "--json", *again).out)
     ((name, found),) = json.loads(path.read_text())["entries"].items()
@@ -386,12 +390,12 @@ def test_the_command_records_and_a_document_quotes_it(folder: Path, tmp_path: Pa
     assert found["images_per_second"] == pytest.approx(11 / found["seconds"])
     assert str(folder.parent) not in path.read_text()
     text = (
-        f"<!-- table: evaluate devices=cpu images={folder.name} network=tiny -->\n<!-- /table -->"
+        f"<!-- table: evaluate devices={cpu} images={folder.name} network=tiny -->\n<!-- /table -->"
     )
     row = rendered(text, kept).splitlines()[4]
-    start = f"| numpy | cpu | fp32 | {found['batch']} | numpy fp64 | 11 | 10 | 0 |  | "
+    start = f"| numpy | {cpu} | fp32 | {found['batch']} | numpy fp64 | 11 | 10 | 0 |  | "
     assert row.startswith(start)
-    with pytest.raises(UsageError, match="no record of cpu has an evaluation of 'x'"):
+    with pytest.raises(UsageError, match=f"no record of {cpu} has an evaluation of 'x'"):
         rendered(text.replace(folder.name, "x"), kept)
     with pytest.raises(UsageError, match=r"has an evaluation of '.*' with cupy"):
         rendered(text.replace(" network", " backends=cupy network"), kept)
