@@ -3,7 +3,7 @@
 A message names the request, the facts found, the known names (with the nearest match), and what
 to do. Everything that this project raises on purpose derives from `R18Error`; the command line
 turns these into one line on stderr and an exit code, and lets any other exception through as the
-bug that it is.
+bug that it is. An exception of a kernel's code keeps its type, and gets a `KernelNote`.
 
 A message may quote an untrusted file or name. `show` and `plain` limit the quotation, and escape
 characters that a terminal would obey.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 
 MOST_QUOTED = 200
@@ -180,6 +181,48 @@ def nearest(asked: str, known: Iterable[str]) -> str | None:
     begin = asked[:MOST_QUOTED].lower()  # the comparison takes quadratic time
     near = difflib.get_close_matches(begin, list(lowered)[:MOST_COMPARED], n=1, cutoff=0.5)
     return lowered[near[0]] if near else None
+
+
+class KernelNote(str):
+    """The note on an exception of a kernel's code: which kernel raised it on what, where, and what
+    to do."""
+
+    __slots__ = ()
+
+
+def note_kernel(error: Exception, kernel: str, problem: object) -> None:
+    """Leave a `KernelNote` on what a kernel's code raised, unless it is an error of r18.
+
+    kernel: its id. Call it where the error is caught first: the place is looked for in the calls
+    between here and there.
+    """
+    if isinstance(error, R18Error) or kernel_note(error):
+        return
+    where = raised_in(error)
+    error.add_note(
+        KernelNote(
+            f"kernel {plain(kernel)} raised {type(error).__name__}: {plain(str(error))}"
+            + (f", in {where}" if where else "")
+            + f"\n  its problem: {plain(str(problem))}\n  r18 verify --kernels '{plain(kernel)}', "
+            "with the same --backend, finds the smallest problem that shows it"
+        )
+    )
+
+
+@contextmanager
+def noting(kernel: str, problem: object) -> Iterator[None]:
+    """`note_kernel` for whatever is raised inside."""
+    try:
+        yield
+    except Exception as error:
+        note_kernel(error, kernel, problem)
+        raise
+
+
+def kernel_note(error: BaseException) -> KernelNote | None:
+    """The note of `note_kernel`; None for an exception that no kernel raised."""
+    notes: Iterable[str] = getattr(error, "__notes__", ())
+    return next((note for note in notes if isinstance(note, KernelNote)), None)
 
 
 def raised_in(error: BaseException, *, ours: bool = False) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from r18.backend.device import Array, Buffer, Memory, Stream
 from r18.backend.kernel import Kernel
 from r18.backend.plan import Plan
-from r18.errors import WeightsError
+from r18.errors import WeightsError, note_kernel, noting
 from r18.graph.ops import Layout, Problem, Shape
 from r18.graph.passes import as_array, fold_weights
 from r18.graph.precision import as_stored
@@ -33,9 +33,14 @@ class Launch:
     beside: bool = False
 
     def enqueue(self, stream: Stream) -> None:
-        self.kernel.enqueue(
-            self.problem, self.inputs, self.weights, self.output, self.workspace, stream
-        )
+        """Run the kernel; `note_kernel` has what its code raises."""
+        try:
+            self.kernel.enqueue(
+                self.problem, self.inputs, self.weights, self.output, self.workspace, stream
+            )
+        except Exception as error:  # `noting` costs a microsecond, in every launch
+            note_kernel(error, self.kernel.id, self.problem)
+            raise
 
 
 def upload(
@@ -81,7 +86,8 @@ def prepare_weights(
             raise WeightsError(
                 f"weight '{name}' has shape {array.shape}, {problem.op.label} needs {spec.shape}"
             )
-    return kernel.prepare(problem, tuple(arrays))
+    with noting(kernel.id, problem):
+        return kernel.prepare(problem, tuple(arrays))
 
 
 def prepare_plan(plan: Plan, weights: Mapping[str, Array]) -> tuple[tuple[Buffer, ...], ...]:

@@ -1,8 +1,9 @@
 """The command-line application: subcommands, exit codes, and how errors are shown.
 
 Exit codes: 0 success; 1 a finding (a difference, a failed check); 2 a wrong request, missing or
-damaged input, a package that is not installed, or nothing executed. Errors of the `R18Error` tree
-and missing extras are one message on stderr; anything else is a bug and keeps its traceback.
+damaged input, a package that is not installed, a kernel that raises, or nothing executed. Errors of
+the `R18Error` tree, missing extras and exceptions of kernels are one message on stderr; anything
+else is a bug and keeps its traceback.
 `r18.ends` has the exit codes of a command that is interrupted or cannot write its output.
 """
 
@@ -19,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 import r18
-from r18.errors import R18Error
+from r18.errors import R18Error, kernel_note
 
 FOUND = 1
 """Exit code: the command ran, and found what it looked for (a difference, a failure)."""
@@ -154,8 +155,11 @@ def main() -> None:
     except R18Error as error:
         print(f"r18: {error}", file=sys.stderr)
         raise SystemExit(REFUSED) from None
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+    except Exception as error:
+        if note := kernel_note(error):
+            print(f"r18: {note}", file=sys.stderr)
+            raise SystemExit(REFUSED) from None
+        if not isinstance(error, ModuleNotFoundError) or error.name not in EXTRAS:
             raise
         remedy = f"pip install 'r18[{EXTRAS[error.name]}]'"
         print(f"r18: this needs {error.name}, which is not installed\n  {remedy}", file=sys.stderr)

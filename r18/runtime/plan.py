@@ -22,7 +22,7 @@ from r18.backend import (
     input_layout,
     tensor_nbytes,
 )
-from r18.errors import NoKernel, UsageError, show, unknown, unknown_kernel
+from r18.errors import NoKernel, UsageError, noting, show, unknown, unknown_kernel
 from r18.graph.ops import Layout, Problem, Relayout
 from r18.graph.precision import Precision, precision
 from r18.graph.quantized import QuantizedRelayout
@@ -55,7 +55,7 @@ def choose_kernel(
         elif kernel.precision.name != precision_name:
             if pattern is not None:
                 refusals.append(f"{kernel.id}: its precision is {kernel.precision}")
-        elif (reason := kernel.refusal(problem)) is not None:
+        elif (reason := _refusal(kernel, problem)) is not None:
             refusals.append(f"{kernel.id}: {reason}")
         else:
             return kernel
@@ -91,6 +91,18 @@ def twins_of(kernels: Iterable[Kernel], kernel: Kernel, problem: Problem) -> Ite
         same = (twin.op, twin.algorithm, twin.precision)
         if same == (kernel.op, kernel.algorithm, kernel.precision) and not twin.refusal(problem):
             yield twin
+
+
+def _refusal(kernel: Kernel, problem: Problem) -> str | None:
+    """The kernel's refusal; `note_kernel` has what its code raises."""
+    with noting(kernel.id, problem):
+        return kernel.refusal(problem)
+
+
+def _workspace(kernel: Kernel, problem: Problem) -> int:
+    """The kernel's workspace in bytes; `note_kernel` has what its code raises."""
+    with noting(kernel.id, problem):
+        return kernel.workspace(problem)
 
 
 def _no_such(kernels: Iterable[Kernel], pattern: str) -> list[Kernel]:
@@ -283,7 +295,7 @@ def _placed(draft: _Draft, how: Precision) -> Plan:
     # For sharing memory, steps that run at the same time have the same time.
     times = list(accumulate(int(not pair) for pair in beside))
     owner, lifetimes = _lifetimes(steps, times, schedule.input, kept, nbytes, options.arena)
-    scratch = [step.kernel.workspace(step.problem) for step in steps]
+    scratch = [_workspace(step.kernel, step.problem) for step in steps]
     lifetimes += [
         Lifetime(f"workspace of {step.name}", size, time, time)
         for step, size, time in zip(steps, scratch, times, strict=True)

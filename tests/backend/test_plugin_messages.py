@@ -613,3 +613,57 @@ def test_the_guide_names_every_contract_rule() -> None:
     text = (ROOT / "docs" / "write-your-backend.md").read_text("utf-8")
     (bullet,) = (part for part in text.split("\n- **") if part.startswith("The contract"))
     assert set(re.findall(r"`(\w+)`", bullet)) == set(DERIVATIONS)
+
+
+RAISING = """\
+from dataclasses import replace
+
+import r18_numpy
+
+
+def broken(*arguments):
+    return arguments[1000]
+
+
+class Backend(r18_numpy.Backend):
+    name = "good"
+
+    def kernels(self):
+        return tuple(
+            replace(kernel, backend="good", WHAT=broken) if kernel.op.name == "linear" else kernel
+            for kernel in super().kernels()
+        )
+"""
+
+
+@pytest.mark.parametrize("what", ["run", "scratch", "refuses", "pack"])
+def test_an_exception_of_a_kernels_code_names_kernel_problem_and_line(
+    load: Callable[..., None], what: str, tmp_path: Path
+) -> None:
+    load()
+    Path("good.py").write_text(RAISING.replace("WHAT", what), "utf-8")
+    sys.modules.pop("good", None)
+    done = r18("dump", "--backend", "good:Backend", "--network", "tiny", "--out", tmp_path / "d")
+    assert done.code == 2
+    kernel = "good/linear/matmul/fp32"
+    assert done.err.endswith(
+        f"r18: kernel {kernel} raised IndexError: tuple index out of range, in broken (good.py:7)\n"
+        "  its problem: linear(in_features=64, out_features=10) 1×64 → 1×10\n"
+        f"  r18 verify --kernels '{kernel}', with the same --backend, finds the smallest problem "
+        "that shows it\n"
+    )
+    assert not (tmp_path / "d").exists()
+
+
+def test_an_exception_keeps_its_type_and_gets_one_note() -> None:
+    def run(op: Any, inputs: Any, weights: Any, out: Any, workspace: Any) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    class Failing(r18_numpy.Backend):
+        def kernels(self) -> tuple[HostKernel, ...]:
+            return (replace(RELU, run=run),)
+
+    with pytest.raises(ZeroDivisionError, match="by nothing") as caught:
+        run_kernel(Failing(), Failing().kernels()[0], PLAIN, np.zeros((1, 2), np.float32))
+    (note,) = caught.value.__notes__
+    assert note.startswith("kernel mine/relu/plain/fp32 raised ZeroDivisionError: by nothing, in ")
