@@ -15,14 +15,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 
-from r18.backend.device import DeviceInfo
-from r18.backend.fields import RETURN, field_objection, missing_return
+from r18.backend.device import DeviceInfo, Memory, Stream
+from r18.backend.fields import RETURN, field_objection, missing_return, named
 from r18.backend.kernel import Kernel
 from r18.backend.protocol import Backend
 from r18.errors import BackendUnavailable, R18Error, nearest, plain, raised_in, show
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 """A backend's name: it is a part of kernel ids, files' names and comma-separated options."""
+
+
+INHERIT = "Inherit it: its defaults are part of the protocol."
 
 
 def make_backend(name: str, load: Callable[[], object]) -> Backend:
@@ -106,7 +109,7 @@ def hint_for_file(name: str) -> str:
 
 
 def probe(name: str, backend: Backend) -> DeviceInfo:
-    """The backend's device, with its kernels checked."""
+    """The backend's device, with its memory, stream and kernels checked."""
     device = _answer(name, "probe()", backend.probe)
     if not isinstance(device, DeviceInfo):
         if isinstance(device, str):
@@ -115,8 +118,26 @@ def probe(name: str, backend: Backend) -> DeviceInfo:
             what, remedy = _kind(device), 'Write return DeviceInfo("cpu", "its name").'
         cause = f"probe() must return a DeviceInfo, not {what}"
         raise BackendUnavailable(name, cause + missing_return(device), remedy)
+    _check_parts(name, backend)
     check_kernels(name, backend)
     return device
+
+
+def _check_parts(name: str, backend: Backend) -> None:
+    """Raise unless a `memory` and a `stream()` of the backend's own are what they must be."""
+    made = type(backend)
+    if made.memory is not Backend.memory:
+        found = _answer(name, "memory", lambda: backend.memory)
+        if not isinstance(found, Memory):
+            what = "a method" if inspect.ismethod(found) else named(found)
+            cause = f"memory must be an r18.backend.device.Memory, not {what}"
+            remedy = "Write @cached_property above it." if inspect.ismethod(found) else INHERIT
+            raise BackendUnavailable(name, cause + missing_return(found), remedy)
+    if made.stream is not Backend.stream:
+        found = _answer(name, "stream()", backend.stream)
+        if not isinstance(found, Stream):
+            cause = f"stream() must return an r18.backend.device.Stream, not {named(found)}"
+            raise BackendUnavailable(name, cause + missing_return(found), INHERIT)
 
 
 def simulates(name: str, backend: Backend) -> bool:
@@ -198,7 +219,7 @@ def check_kernels(name: str, backend: Backend) -> None:
             raise BackendUnavailable(
                 name,
                 f"its kernel {show(kernel)} does not inherit r18.backend.Kernel",
-                "Inherit it: its defaults are part of the protocol.",
+                INHERIT,
             )
         of = plain(type(kernel).__name__)
         if wrong := _answer(name, f"a field of {of}", partial(field_objection, kernel)):

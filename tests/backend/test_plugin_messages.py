@@ -667,3 +667,35 @@ def test_an_exception_keeps_its_type_and_gets_one_note() -> None:
         run_kernel(Failing(), Failing().kernels()[0], PLAIN, np.zeros((1, 2), np.float32))
     (note,) = caught.value.__notes__
     assert note.startswith("kernel mine/relu/plain/fp32 raised ZeroDivisionError: by nothing, in ")
+
+
+PARTS = {
+    "memory without a decorator": (
+        "def memory(self):\n        return None",
+        "memory must be an r18.backend.device.Memory, not a method\n"
+        "  Write @cached_property above it.",
+    ),
+    "memory of another kind": (
+        "memory = 64",
+        "memory must be an r18.backend.device.Memory, not 64\n"
+        "  Inherit it: its defaults are part of the protocol.",
+    ),
+    "no stream": (
+        "def stream(self):\n        self.made = 1",
+        "stream() must return an r18.backend.device.Stream, not None: is a return missing?\n"
+        "  Inherit it: its defaults are part of the protocol.",
+    ),
+    "a stream that raises": (
+        "def stream(self):\n        return 1 // 0",
+        "stream() raised ZeroDivisionError: integer division or modulo by zero\n"
+        "  This is a fault of that plugin, in stream (good.py:19).",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", PARTS)
+def test_a_memory_or_a_stream_of_the_wrong_kind(load: Callable[..., None], mistake: str) -> None:
+    code, message = PARTS[mistake]
+    with pytest.raises(BackendUnavailable) as caught:
+        load('    name = "mine"\n', f'    name = "mine"\n    {code}\n')
+    assert str(caught.value) == HEAD + message
