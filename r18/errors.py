@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
 MOST_QUOTED = 200
 """The most characters of a file that a message quotes."""
+
+MOST_TEXT = 2000
+"""Characters of a text that a kernel wrote, in a message."""
 
 MOST_COMPARED = 1000
 """The most known names that a message lists and compares with."""
@@ -183,6 +186,23 @@ def nearest(asked: str, known: Iterable[str]) -> str | None:
     return lowered[near[0]] if near else None
 
 
+def described(error: BaseException, where: str = "") -> str:
+    """The type, the place and the text of a kernel's exception; `MOST_TEXT` of the text at most."""
+    kind = type(error).__name__[:MOST_TEXT]
+    try:
+        text = str(error)
+    except BaseException as another:  # a kernel may raise anything
+        return f"{kind}{where}, which cannot be printed: its text raises {type(another).__name__}"
+    return f"{kind}{where}: {shortened(text)}"
+
+
+def shortened(text: str) -> str:
+    """A foreign text, cut after `MOST_TEXT` characters."""
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"{text[:MOST_TEXT]}… ({len(text):,} characters)"
+
+
 class KernelNote(str):
     """The note on an exception of a kernel's code: which kernel raised it on what, where, and what
     to do."""
@@ -199,14 +219,14 @@ def note_kernel(error: Exception, kernel: str, problem: object) -> None:
     if isinstance(error, R18Error) or kernel_note(error):
         return
     where = raised_in(error)
-    error.add_note(
-        KernelNote(
-            f"kernel {plain(kernel)} raised {type(error).__name__}: {plain(str(error))}"
-            + (f", in {where}" if where else "")
-            + f"\n  its problem: {plain(str(problem))}\n  r18 verify --kernels '{plain(kernel)}', "
-            "with the same --backend, finds the smallest problem that shows it"
-        )
+    said = plain(described(error, f" in {where}" if where else ""), MOST_TEXT)
+    note = KernelNote(
+        f"kernel {plain(kernel)} raised {said}\n  its problem: {plain(str(problem))}\n"
+        f"  r18 verify --kernels '{plain(kernel)}', with the same --backend, finds the smallest "
+        "problem that shows it"
     )
+    with suppress(Exception):  # an exception's class is foreign code
+        error.add_note(note)
 
 
 @contextmanager

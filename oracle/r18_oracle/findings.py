@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from r18.atomic import write_text
-from r18.errors import R18Error, UsageError, plain, show, unknown
+from r18.errors import MOST_TEXT, R18Error, UsageError, plain, show, unknown
 from r18.files import read_object
 from r18.graph.all_ops import ALL_OPS
 from r18.graph.ops import Layout, Op, Problem
@@ -38,8 +38,6 @@ PERTURB = "perturb"
 """Key of the details of a finding of the check `perturb`: its seeds of delays and kinds of site."""
 CAMPAIGN = "campaign"
 """Key of the details of a crash or a hang: the campaign that it was found in."""
-MOST_TEXT = 2000
-"""Characters of a text that a kernel wrote, in a message."""
 SILENCE = "silence_seconds"
 """Key of the details of a crash or a hang: the time limit that it was found with."""
 
@@ -195,7 +193,8 @@ class Finding:
             return []
         shown = [f"  after     {problem}" for problem in problems[-SHOWN:]]
         more = len(problems) - len(shown)
-        return [f"  after     {more} more calls", *shown] if more else shown
+        calls = "call" if more == 1 else "calls"
+        return [f"  after     {more} more {calls}", *shown] if more else shown
 
     def _stacks(self) -> list[str]:
         """Where its worker stood: the first lines of many, which are the main thread's."""
@@ -262,23 +261,6 @@ def _check_details(details: object) -> None:
 
 def _is_seed(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
-
-
-def described(error: BaseException, where: str = "") -> str:
-    """The type, the place and the text of a kernel's exception; `MOST_TEXT` of the text at most."""
-    kind = type(error).__name__[:MOST_TEXT]
-    try:
-        text = str(error)
-    except BaseException as another:  # any exception of a kernel is a finding
-        return f"{kind}{where}, which cannot be printed: its text raises {type(another).__name__}"
-    return f"{kind}{where}: {shortened(text)}"
-
-
-def shortened(text: str) -> str:
-    """A foreign text, cut after `MOST_TEXT` characters."""
-    if len(text) <= MOST_TEXT:
-        return text
-    return f"{text[:MOST_TEXT]}… ({len(text):,} characters)"
 
 
 class Failed(R18Error):

@@ -647,7 +647,7 @@ def test_an_exception_of_a_kernels_code_names_kernel_problem_and_line(
     assert done.code == 2
     kernel = "good/linear/matmul/fp32"
     assert done.err.endswith(
-        f"r18: kernel {kernel} raised IndexError: tuple index out of range, in broken (good.py:7)\n"
+        f"r18: kernel {kernel} raised IndexError in broken (good.py:7): tuple index out of range\n"
         "  its problem: linear(in_features=64, out_features=10) 1×64 → 1×10\n"
         f"  r18 verify --kernels '{kernel}', with the same --backend, finds the smallest problem "
         "that shows it\n"
@@ -666,7 +666,8 @@ def test_an_exception_keeps_its_type_and_gets_one_note() -> None:
     with pytest.raises(ZeroDivisionError, match="by nothing") as caught:
         run_kernel(Failing(), Failing().kernels()[0], PLAIN, np.zeros((1, 2), np.float32))
     (note,) = caught.value.__notes__
-    assert note.startswith("kernel mine/relu/plain/fp32 raised ZeroDivisionError: by nothing, in ")
+    assert note.startswith("kernel mine/relu/plain/fp32 raised ZeroDivisionError in run (test_")
+    assert "): by nothing\n  its problem: relu() 1×2 → 1×2\n" in note
 
 
 PARTS = {

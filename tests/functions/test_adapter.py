@@ -152,3 +152,49 @@ def test_a_winograd_contract_makes_two_kernels() -> None:
     for window, taken in (((3, 3), winograd), ((5, 5), others)):
         problem = Problem(Conv2d(3, 4, window), ((1, 3, 7, 7),))
         assert [one for one in (winograd, others) if one.refusal(problem) is None] == [taken]
+
+
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+def test_a_result_that_the_next_call_overwrites(arrays: str) -> None:
+    """A caller holds a result: memory that each call writes again is a fault, a memo is none."""
+    memory: dict[Any, Any] = {}
+
+    def shared(x: Any) -> Any:
+        found = memory.setdefault("one", x * 0)
+        found[...] = x
+        return found
+
+    def remembered(x: Any) -> Any:
+        return memory.setdefault(float(x[0, 0]), x + 0)
+
+    problem = Problem(ReLU(), ((2, 3),))
+    one, two = (np.full((2, 3), value, np.float32) for value in (1, 2))
+    for right in (remembered, lambda x: x, lambda x: x[:]):
+        kept = backend(right, "relu", arrays=arrays)
+        for x in (one, two, one):
+            np.testing.assert_array_equal(run_kernel(kept, kept.kernel, problem, x), x)
+    wrong = backend(shared, "relu", arrays=arrays)
+    run_kernel(wrong, wrong.kernel, problem, one)
+    with pytest.raises(WrongResult, match="overwrote the result of the call before"):
+        run_kernel(wrong, wrong.kernel, problem, two)
+
+
+def test_how_numpy_handles_errors_stays_as_the_function_leaves_it() -> None:
+    """Errors are ignored in a call, and a change that it makes can be seen after it."""
+    problem, x = Problem(ReLU(), ((1, 2),)), np.float32([[0, 1]])
+    before = np.geterr()
+    quiet = backend(lambda x: (x / np.float32(0)) * 0 + x, "relu")
+    with np.errstate(all="raise"):
+        raising = np.geterr()
+        run_kernel(quiet, quiet.kernel, problem, x)
+        assert np.geterr() == raising
+
+    def changes(x: Any) -> Any:
+        np.seterr(divide="print")
+        return x
+
+    one = backend(changes, "relu")
+    with np.errstate():
+        run_kernel(one, one.kernel, problem, x)
+        assert np.geterr()["divide"] == "print"
+    assert np.geterr() == before

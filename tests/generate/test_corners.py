@@ -11,7 +11,7 @@ import pytest
 
 from r18.backend.registry import load_backend
 from r18.graph.all_ops import ALL_OPS
-from r18.graph.ops import Conv2d, Linear, MaxPool2d, Op, Relayout
+from r18.graph.ops import Conv2d, Linear, MatMul, MaxPool2d, Op, Relayout, Softmax
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     MOST_DEPTH,
@@ -53,6 +53,13 @@ def test_windows_whose_axes_differ(op: type[Op]) -> None:
         assert any(h < w for h, w in pairs)
         assert any(h > w for h, w in pairs)
     assert any(s > k for o in found for s, k in zip(o.stride, o.kernel_size, strict=True))
+
+
+@pytest.mark.parametrize("op", [Linear, MatMul, Softmax])
+def test_a_transposed_tensor_can_have_the_right_shape(op: type[Op]) -> None:
+    """One corner has equal extents only: there a kernel may mix up axes and still fit."""
+    found = corners(op, QUICK.max_elements, QUICK.max_macs)
+    assert any(len({*p.inputs[0], *p.output}) == 1 < p.inputs[0][0] for p in found)
 
 
 @pytest.mark.parametrize("op", [Conv2d, MaxPool2d])

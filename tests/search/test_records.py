@@ -137,7 +137,7 @@ def test_times_of_a_cpu_have_a_file_for_each_model(
     def names(device: DeviceInfo) -> set[str]:
         return {records.path_of(tmp_path, what, device).name for what in records.KINDS}
 
-    timed = {"bench", "ceilings", "profile"}
+    timed = {"bench", "ceilings", "profile", "evaluate"}
     others = {f"{what}-cpu.json" for what in records.KINDS.keys() - timed}
     assert names(host) == others | {f"{what}-intel-xeon-processor-amx-int8.json" for what in timed}
     assert names(H200) == {f"{what}-nvidia-h200.json" for what in records.KINDS}

@@ -20,9 +20,8 @@ from coverage import Coverage
 
 from r18.backend import Backend, Kernel
 from r18.backend.registry import load_backend
-from r18.errors import BackendUnavailable
+from r18.errors import BackendUnavailable, described
 from r18.graph.ops import Problem
-from r18_oracle.findings import described
 from r18_oracle.generate.corners import runnable, vast
 from r18_oracle.judge.declared import declaration
 from r18_oracle.loading import kernel_of

@@ -40,7 +40,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from r18.backend import Array, Backend, Kernel
-from r18.errors import R18Error, UnknownName, UsageError, show
+from r18.errors import R18Error, UnknownName, UsageError, shortened, show
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import (
@@ -57,7 +57,7 @@ from r18_oracle.check.fence import fenceable, trespass
 from r18_oracle.check.hints import raised, unwritten
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.watch import Process
-from r18_oracle.findings import Finding, failed, shortened
+from r18_oracle.findings import Finding, failed
 from r18_oracle.generate.corners import runnable
 from r18_oracle.generate.inputs import CASES, ROUNDING, fewest_variants, kinds_for
 from r18_oracle.judge.declared import declaration, objection

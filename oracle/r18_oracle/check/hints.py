@@ -6,8 +6,7 @@ import linecache
 import re
 
 from r18.backend import HostKernel, Kernel
-from r18.errors import raised_in
-from r18_oracle.findings import described
+from r18.errors import described, raised_in
 
 UNWRITTEN = "; write into out (out[...] = y): what the function returns is ignored"
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from r18.backend import Array, Backend, Kernel
-from r18.errors import UsageError, show
+from r18.errors import UsageError, described, shortened, show
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import (
@@ -29,7 +29,7 @@ from r18_oracle.check.call import (
     noise,
     observe,
 )
-from r18_oracle.findings import PERTURB, Failed, Finding, described, failed, shortened
+from r18_oracle.findings import PERTURB, Failed, Finding, failed
 from r18_oracle.generate.inputs import make_case
 from r18_oracle.judge.verdict import judge, ratio_text
 

@@ -49,7 +49,7 @@ from r18.backend import (
     upload,
 )
 from r18.backend.host import HostMemory
-from r18.errors import UnknownName, UsageError
+from r18.errors import UnknownName, UsageError, described, shortened
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import (
@@ -66,16 +66,7 @@ from r18_oracle.check.relatives import others, regrouped
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.turns import alternating, thread_count, together
 from r18_oracle.check.watch import Process
-from r18_oracle.findings import (
-    BEFORE,
-    STATE,
-    Failed,
-    Finding,
-    described,
-    failed,
-    problem_to_json,
-    shortened,
-)
+from r18_oracle.findings import BEFORE, STATE, Failed, Finding, failed, problem_to_json
 from r18_oracle.generate.inputs import make_case
 from r18_oracle.generate.sizes import takes
 from r18_oracle.judge.declared import declaration
@@ -396,7 +387,8 @@ class State:
         second = self._must(two, case, how)
         self._must(one, self._case, how, first)
         pair = [(one, self._case, first), (two, case, second)]
-        self._in_threads(alternating, pair, "in turn with another program of its weights")
+        how = "in another thread, in turn with another program of its weights"
+        self._in_threads(alternating, pair, how)
 
     def _threads(self) -> None:
         good = [p for p in self.others.values() if p not in self.suspects]
@@ -408,7 +400,7 @@ class State:
         before = [self._must(*call, NEW) for call in zip(programs, cases, strict=True)]
         calls = list(zip(programs, cases, before, strict=True))
         for run in (alternating, *repeat(together, ROUNDS)):
-            self._in_threads(run, calls, "while other threads ran other programs")
+            self._in_threads(run, calls, "in another thread, while others ran other programs")
 
     def _thread_count(self) -> None:
         if not isinstance(self.backend.memory, HostMemory):

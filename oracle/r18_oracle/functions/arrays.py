@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,6 +45,7 @@ class Arrays(ABC):
     def __init__(self) -> None:
         self._views: WeakKeyDictionary[Any, dict[object, Any]] = WeakKeyDictionary()
         self._lock = threading.Lock()
+        self._last = threading.local()
 
     def view(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Any:
         """The leading bytes of a buffer as an array; the same object each time."""
@@ -67,6 +69,27 @@ class Arrays(ABC):
         if (found := self.format_of(result)) != dtype.name:
             raise WrongResult(f"returned {found}, expected {dtype.name} as the input has")
         self._write(result, output, shape, dtype)
+
+    def watch(self, result: Any, given: Sequence[Any]) -> None:
+        """Hold a result until the next call of this thread has been made, as a caller may.
+
+        given: the arrays of the call; a result in their memory is not held, as the checks write to
+        it. Raises `WrongResult` if the call has overwritten the result of the one before.
+        """
+        held, contents = getattr(self._last, "one", (None, None))
+        self._last.one = None, None
+        if held is not None and self.contents(held) != contents:
+            raise WrongResult("overwrote the result of the call before, which its caller holds")
+        if self.owns(result) and not any(self.overlap(result, one) for one in given):
+            self._last.one = result, self.contents(result)
+
+    def contents(self, result: Any) -> bytes | None:
+        """The bytes of a result; None where reading them would take a copy from a device."""
+        return None
+
+    def overlap(self, one: Any, other: Any) -> bool:
+        """Whether two arrays may be in the same memory."""
+        return False
 
     @property
     @abstractmethod
@@ -135,13 +158,32 @@ class NumPyArrays(Arrays):
         del blocks
 
     def running(self, stream: Stream) -> AbstractContextManager[object]:
-        return np.errstate(all="ignore")  # NaN and Inf are values here; see r18.backend
+        return _errors_ignored()
+
+    def contents(self, result: Any) -> bytes | None:
+        return bytes(np.asarray(result).tobytes())
+
+    def overlap(self, one: Any, other: Any) -> bool:
+        return np.may_share_memory(one, other)
 
     def _view(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Any:
         return host(buffer).as_array(shape, dtype)
 
     def _write(self, result: Any, output: Buffer, shape: Shape, dtype: np.dtype[Any]) -> None:
         host(output).as_array(shape, dtype)[...] = result
+
+
+@contextmanager
+def _errors_ignored() -> Iterator[None]:
+    """`np.errstate(all="ignore")`, since NaN and Inf are values here (see `r18.backend`); but a
+    setting that the function changed stays as it left it, for the checks to see."""
+    before = np.seterr(all="ignore")
+    ignored = np.geterr()
+    try:
+        yield
+    finally:
+        left = np.geterr()
+        np.seterr(**(before if left == ignored else left))
 
 
 class TorchArrays(Arrays):
@@ -175,6 +217,14 @@ class TorchArrays(Arrays):
     def running(self, stream: Stream) -> AbstractContextManager[object]:
         without_gradients: AbstractContextManager[object] = _torch().no_grad()
         return without_gradients
+
+    def contents(self, result: Any) -> bytes | None:
+        plain = result.detach().contiguous().flatten().view(_torch().uint8)
+        return bytes(plain.numpy().tobytes())
+
+    def overlap(self, one: Any, other: Any) -> bool:
+        first, second = (array.untyped_storage().data_ptr() for array in (one, other))
+        return bool(first == second)
 
     def _view(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Any:
         return _tensor(host(buffer).as_array(shape, dtype))

@@ -154,6 +154,7 @@ class FunctionKernel(Kernel):
             self.arrays.poison(output, math.prod(problem.output) * dtype.itemsize)
             result = self.function(*positional, **named)
             if out is None or (result is not None and result is not out):
+                self.arrays.watch(result, [array for array in arrays if array is not None])
                 self.arrays.keep(result, output, problem.output, dtype)
 
     def _written(self, problem: Problem, output: Buffer, dtype: np.dtype[Any]) -> Any:

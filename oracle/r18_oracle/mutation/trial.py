@@ -33,10 +33,10 @@ import torch
 
 from r18.backend import Backend, Kernel
 from r18.backend.registry import load_backend
-from r18.errors import R18Error, UsageError
+from r18.errors import R18Error, UsageError, described
 from r18.graph.ops import Problem
 from r18_oracle.check.checks import examine
-from r18_oracle.findings import Failed, Finding, described
+from r18_oracle.findings import Failed, Finding
 from r18_oracle.mutation.mutants import Mutant, Target
 from r18_oracle.mutation.process import Ended, Process, Say
 from r18_oracle.ptx.accepted import Accepted

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from r18.backend import Array, Backend, CompileOptions, Kernel, Plan, PlannedStep, Program
-from r18.errors import R18Error, ShapeError, UsageError
+from r18.errors import R18Error, ShapeError, UsageError, described
 from r18.evaluate.margins import Call, calls, multiple
 from r18.graph.ops import Normalize, Problem
 from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_image, fuse_pairs
@@ -32,7 +32,6 @@ from r18.weights.precisions import CALIBRATED, is_calibrated, is_quantized, is_s
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, observe
-from r18_oracle.findings import described
 from r18_oracle.judge.reference import explanation, kernel_running
 from r18_oracle.judge.verdict import judge, ratio_text
 from r18_oracle.loading import planned_kernels

@@ -45,6 +45,9 @@ class LinearSpec(SumSpec[Linear]):
     def corners(self) -> Iterator[Problem]:
         for n, features, out in ((3, 17, 13), (1, 4097, 3), (5, 1, 1), (2, 3, 1021)):
             yield Problem(Linear(features, out), ((n, features),))
+        # A transposed operand has the right shape only where extents are equal.
+        for extent in (3, 64):
+            yield Problem(Linear(extent, extent), ((extent, extent),))
 
     def many(self) -> Iterator[Problem]:
         yield Problem(Linear(1, BEYOND_GRID), ((1, 1),))

@@ -24,7 +24,7 @@ class SoftmaxSpec(OpSpec[Softmax]):
         return _problems(Sizes.of(kernel), most)
 
     def corners(self) -> Iterator[Problem]:
-        for shape in ((3, 1), (2, 1021), (7, 3)):
+        for shape in ((3, 1), (2, 1021), (7, 3), (3, 3)):  # the last: along the wrong axis
             yield Problem(Softmax(), (shape,))
 
     def many(self) -> Iterator[Problem]:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r18.backend import Array, Backend, CompileOptions, Kernel
+from r18.errors import described
 from r18.graph.ops import Problem
 from r18.graph.resnet import tiny
 from r18.runtime.pipeline import pipeline
 from r18.weights import load_weights
 from r18_oracle.check.perturbed import CALM, Delays, Perturbed, has_raised, unable
-from r18_oracle.findings import Failed, Finding, described
+from r18_oracle.findings import Failed, Finding
 from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.integers import executed

@@ -13,11 +13,10 @@ from types import ModuleType
 
 import numpy as np
 
-from r18.errors import BackendUnavailable
+from r18.errors import BackendUnavailable, described
 from r18.graph.ops import Problem
 from r18.runtime.launch import run_kernel
 from r18_oracle.check.call import Raised, attempted
-from r18_oracle.findings import described
 from r18_oracle.functions.arithmetic import BITS, Arithmetic
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.functions.kinds import KINDS
@@ -164,7 +163,12 @@ def _objection(target: Target, announce: Announce) -> str | None:
     it computes one of them."""
     backend = backend_of(target.name)
     said = "it takes none of the small problems that are tried first"
-    for problem in _small(backend.kernel):
+    kernel = backend.kernel
+    if not (small := _small(kernel)):
+        for problem in spec_of(kernel.op).ordinary(kernel):
+            names = kernel.like.call(problem.op).names
+            return f"{said}: it {kernel.refusal(problem)}, and is called with {names}"
+    for problem in small:
         announce(problem, "normal", 0)
         result = attempted(lambda problem=problem: _call(backend, problem))  # type: ignore[misc]
         if not isinstance(result, Raised):

@@ -27,9 +27,9 @@ import numpy as np
 
 from r18.backend import Backend, Kernel
 from r18.backend.registry import load_backend
+from r18.errors import described
 from r18.graph.ops import Problem
 from r18.runtime.launch import launch_on
-from r18_oracle.findings import described
 from r18_oracle.generate.inputs import make_case
 from r18_oracle.loading import kernel_of
 from r18_oracle.search.campaign import walk

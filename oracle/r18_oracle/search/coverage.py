@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import chain
 
 from r18.backend import Backend, CompileOptions, Kernel
-from r18.errors import NoKernel, R18Error, UsageError
+from r18.errors import NoKernel, R18Error, UsageError, described
 from r18.graph.ops import Problem
 from r18.graph.precision import precision as precision_of
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 from r18.weights.precisions import calibrated_schedule
-from r18_oracle.findings import Finding, described
+from r18_oracle.findings import Finding
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.problems import schedule_problems
 from r18_oracle.judge.declared import repeated

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 
-from r18.errors import UsageError, raised_in
+from r18.errors import UsageError, described, raised_in
 from r18.graph.resnet import network
 from r18.weights import Weights, load_weights
-from r18_oracle.findings import RUN, Finding, described
+from r18_oracle.findings import RUN, Finding
 from r18_oracle.judge.reference import KernelRunning
 from r18_oracle.loading import loaded_backend
 from r18_oracle.network.checkpoint_report import CheckpointReport

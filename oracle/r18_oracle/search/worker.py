@@ -29,11 +29,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from r18.ends import deaf, end_group, signal_name
-from r18.errors import R18Error
+from r18.errors import MOST_TEXT, R18Error, described
 from r18.graph.ops import Problem
 from r18.machine import keep_freed_memory
 from r18_oracle import stacks
-from r18_oracle.findings import MOST_TEXT, STACKS, Finding, described
+from r18_oracle.findings import STACKS, Finding
 from r18_oracle.search import isolation
 from r18_oracle.slate import Slate
 
