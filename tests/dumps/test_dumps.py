@@ -454,6 +454,28 @@ def test_raw_files_of_another_program_may_be_one_side(
         diff_dumps(*both())
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_raw_files_that_are_wrong_from_the_start_are_asked_for_their_weights(
+    dumped: Path, tmp_path: Path, side: int
+) -> None:
+    raw = raw_copy(dumped, tmp_path / "raw")
+    question = (
+        f"\nthe dump at {dumped} was made with weights synthetic:0; did your program use these?"
+    )
+
+    def text() -> str:
+        return diff_dumps(*((dumped, raw) if side else (raw, dumped))).text()
+
+    def spoil(name: str) -> None:
+        (np.fromfile(raw / f"{name}.bin", "<f4") + 1).tofile(raw / f"{name}.bin")
+
+    assert question not in text()
+    spoil("gap")
+    assert question not in text()  # weights that were others would be wrong before
+    spoil("stem_pool")
+    assert text().endswith(question)
+
+
 def test_extra_raw_file(dumped: Path, tmp_path: Path) -> None:
     raw = raw_copy(dumped, tmp_path / "raw")
     shutil.copy(raw / "gap.bin", raw / "layer5.bin")

@@ -328,6 +328,7 @@ class Report:
     """The diff of two dumps, in network order; `expected` and `got` describe them.
 
     identical: both are in integers, and every file has the same bytes.
+    unchecked: where one side has no manifest, a question about the weights of the other; else ''.
     """
 
     expected: str
@@ -335,6 +336,7 @@ class Report:
     atol: float
     rows: tuple[Row, ...]
     identical: bool = False
+    unchecked: str = ""
 
     @property
     def ok(self) -> bool:
@@ -363,7 +365,11 @@ class Report:
             )
             for row in self.rows
         ]
-        return f"{head}\n\n{table(heads, lines)}\n\n{self.closing()}"
+        parts = [head, table(heads, lines), self.closing()]
+        # Other weights are wrong from the first checkpoint on.
+        if self.unchecked and first_bad(self.rows) is self.rows[0]:
+            parts[-1] += f"\n{self.unchecked}"
+        return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         bad = first_bad(self.rows)
@@ -395,7 +401,20 @@ def diff_dumps(
     """
     a, b = read_pair(expected, got)
     check_comparable(a, b, allow_different_input)
-    return Report(str(a), str(b), atol, tuple(_rows(a, b, atol)), _identical(a, b))
+    rows = tuple(_rows(a, b, atol))
+    return Report(str(a), str(b), atol, rows, _identical(a, b), _unchecked(a, b))
+
+
+def _unchecked(a: Dump, b: Dump) -> str:
+    """Of raw files and a dump: the dump's weights, which the raw files cannot confirm; else ''."""
+    if a.made is not None and b.made is not None:
+        return ""
+    folder, made = (a.folder, a.made) if a.made is not None else (b.folder, b.made)
+    assert made is not None  # `read_pair` refuses two folders of raw files
+    return (
+        f"the dump at {folder} was made with weights {plain(made.weights.source)}; did your "
+        "program use these?"
+    )
 
 
 def _identical(a: Dump, b: Dump) -> bool:
