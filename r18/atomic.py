@@ -119,6 +119,8 @@ def check_free(
     where = f"cannot write the {kind} '{target}'"
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise error(f"{where}: it is a file or a link; name a folder")
+    if why := _no_folder(target.parent, writable=True):
+        raise error(f"{where}: {why}; choose another place")
     held = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
     if not held:
         return

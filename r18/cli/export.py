@@ -14,6 +14,7 @@ from r18.qdq import write_qdq
 from r18.qdq.read import read_qdq
 from r18.weights import FORMATS, SOURCES, export_weights, load_weights
 from r18.weights.manifest import Entry
+from r18.weights.sources import check_place
 
 QDQ = "qdq"
 
@@ -63,6 +64,7 @@ def export(
     if format not in (*FORMATS, QDQ):
         raise unknown("export format", format, (*FORMATS, QDQ), error=UsageError)
     schedule = network(network_name)
+    check_place(out, format)
     if weights.endswith(".onnx"):
         found = read_qdq(weights, schedule, approximate=approximate)
         for one in found.left_out:

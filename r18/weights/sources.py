@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from r18.atomic import new_file
+from r18.atomic import check_file, check_folder, new_file
 from r18.errors import ManifestError, UsageError, WeightsError, plain, unknown
 from r18.files import WEIGHTS_LIMIT, read_bytes
 from r18.graph.precision import INT8
@@ -463,7 +463,7 @@ def export_weights(
     """
     if format not in FORMATS:
         raise unknown("export format", format, FORMATS, error=UsageError)
-    path = Path(out)
+    path = _written(Path(out), format)
     if format != "bin" and weights.quantization is not None:
         raise UsageError(
             f"quantised weights are exported in the format bin, a folder; {format} holds float32 "
@@ -472,8 +472,6 @@ def export_weights(
     if format == "bin":
         write_manifest(path, weights, schedule, overwrite=overwrite, progress=progress)
         return path
-    if path.suffix != f".{format}":
-        path = path.with_name(f"{path.name}.{format}")
     sidecar = path.with_suffix(".json")
     manifest = Manifest.of(weights, schedule, suffix="")
     try:
@@ -488,6 +486,25 @@ def export_weights(
         for entry in manifest.tensors:
             progress(entry)
     return path
+
+
+def check_place(out: str | Path, format: str = "bin") -> None:
+    """Raise `UsageError` where an export could not be written, before weights are loaded or made.
+
+    format: of `FORMATS`, or another that is a file.
+    """
+    path = _written(Path(out), format)
+    if format == "bin":
+        check_folder(path, "--out")
+    else:
+        check_file(path, "--out")
+
+
+def _written(out: Path, format: str) -> Path:
+    """The folder or file of an export: files may be named without their suffix."""
+    if format in FORMATS and format != "bin" and out.suffix != f".{format}":
+        return out.with_name(f"{out.name}.{format}")
+    return out
 
 
 def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) -> None:
@@ -516,6 +533,7 @@ __all__ = [
     "FORMATS",
     "SOURCES",
     "Weights",
+    "check_place",
     "check_source_named",
     "export_weights",
     "imagenet_weights",

@@ -239,6 +239,16 @@ def test_a_folder_that_is_no_export_is_refused_first(folder: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_place_below_a_file_is_refused_first(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    with pytest.raises(ManifestError) as caught:
+        made(tmp_path / "absent", taken / "q")
+    assert str(caught.value) == (
+        f"cannot write the export '{taken / 'q'}': '{taken}' is no folder; choose another place"
+    )
+
+
 def test_images_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()

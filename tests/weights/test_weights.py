@@ -665,6 +665,21 @@ def test_export_command(tmp_path: Path, weights: Weights) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fp32", "fp32.json", "fp32.npz"]
 
 
+@pytest.mark.parametrize("format", [*FORMATS, "qdq"])
+def test_a_place_that_cannot_be_written_is_refused_before_weights_are_loaded(
+    format: str, tmp_path: Path
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    done = commands.r18(
+        *("export", "--weights", tmp_path / "absent.npz", "--network", "tiny"),
+        *("--format", format, "--out", taken / "new" / "w"),
+    )
+    assert done.code == 2
+    assert f"'{taken}' is no folder; " in done.err
+    assert "absent" not in done.err
+
+
 def test_export_tool(tmp_path: Path) -> None:
     tool = [
         sys.executable,
