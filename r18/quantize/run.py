@@ -169,18 +169,21 @@ def quantize(
     chosen = choose(request.images, request.calibrate, request.measure)
     same = set(chosen.calibration) >= set(chosen.measured)
     images = photographs(request.images, chosen.calibration, weights.preprocess, tell)
-    tell(f"images: {len(images)} to calibrate with, {len(chosen.measured)} to measure on")
+    # Both are decoded before the calibration, which takes long: the counts are of images that can
+    # be read, and a folder with none to measure on is refused at once.
+    measured = images
+    if not same:
+        measured = photographs(request.images, chosen.measured, weights.preprocess, tell)
+    tell(f"images: {len(images)} to calibrate with, {len(measured)} to measure on")
 
     quantised = calibrate(backend, folded, weights, images, request.how, progress)
-    if not same:
-        images = photographs(request.images, chosen.measured, weights.preprocess, tell)
     losses = measure(
         backend,
         folded,
         weights,
         quantised,
-        images,
-        lambda done: progress("measuring", done, len(images)),
+        measured,
+        lambda done: progress("measuring", done, len(measured)),
     )
     made = replace(weights, quantization=quantised)
     write_manifest(request.out, made, schedule, overwrite=request.overwrite)

@@ -262,6 +262,19 @@ def test_images_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     result = quantize(request, NUMPY, lines.append)
     assert result.calibrated == result.losses.images == 2
     assert any(line.startswith("left out: broken.png: ") for line in lines)
+    assert "images: 2 to calibrate with, 2 to measure on" in lines
+
+
+def test_the_images_to_measure_on_are_those_that_can_be_read(folder: Path, tmp_path: Path) -> None:
+    for name in ("00.png", "02.png"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "01.png").write_bytes(b"no image")
+    lines: list[str] = []
+    request = Request(tmp_path, tmp_path / "q", "synthetic", "tiny", calibrate=1)
+    result = quantize(request, NUMPY, lines.append)
+    assert result.losses.images == 1
+    assert lines[0].startswith("left out: 01.png: ")
+    assert lines[1:] == ["images: 1 to calibrate with, 1 to measure on"]
 
 
 def test_values_that_are_not_finite_are_named(folder: Path) -> None:
