@@ -9,8 +9,9 @@ import typer
 
 from r18 import records
 from r18.atomic import check_file, write_text
-from r18.cli.options import NetworkName, RecordFolder
+from r18.cli.options import RecordFolder
 from r18.errors import UsageError
+from r18.graph.resnet import NETWORKS
 
 PAGE = b"<!doctype html"
 """What a page begins with."""
@@ -24,7 +25,13 @@ def report(
     images: Annotated[
         Path | None, typer.Option(help="The evaluated folder; shows its photographs.")
     ] = None,
-    network_name: NetworkName = "resnet18",
+    network_name: Annotated[
+        str | None,
+        typer.Option(
+            "--network",
+            help=f"The evaluated network, where the file does not say: {', '.join(NETWORKS)}.",
+        ),
+    ] = None,
     dumps: Annotated[
         tuple[Path, Path] | None,
         typer.Option(help="Two dumps, EXPECTED and GOT, compared as r18 diff does."),
@@ -41,7 +48,8 @@ def report(
     with the hardest photographs, and checkpoints. The page loads nothing. Missing evidence is
     listed with the command that makes it.
 
-    --network names the classes of an evaluation in CSV; a Parquet file names them itself.
+    A Parquet file says which network was evaluated. A CSV does not: without --network its classes
+    are numbers.
     """
     from r18.report import gather, page, pictures
 

@@ -27,14 +27,15 @@ THUMBNAIL = Preprocess(resize=165, center_crop=144, mean=(0, 0, 0), std=(1, 1, 1
 QUALITY = 72
 
 
-def view(evaluation: Evaluation, images: Path | None, network_name: str) -> dict[str, Any]:
+def view(evaluation: Evaluation, images: Path | None, network_name: str | None) -> dict[str, Any]:
     """The data of the section.
 
     images: the folder of the photographs; None shows none. network_name: the evaluated network,
-    unless the evaluation names it.
+    unless the evaluation names it; None for an unknown one.
     """
     identity = evaluation.about.get("identity", {})
-    classes = _classes(identity.get("network", network_name))
+    name = identity.get("network", network_name)
+    classes = 0 if name is None else _classes(name)
     reference = identity.get("against") or "the reference"
     galleries = {
         "Different class, not a near tie": [one for one in evaluation.rows if _changed(*one)],

@@ -102,7 +102,8 @@ class Evidence:
     folder:  the folder of the records.
     groups:  the fastest device first.
     images:  the folder of the evaluation's photographs.
-    network: the evaluated network, unless the evaluation names it.
+    network: the evaluated network, unless the evaluation names it; None for an unknown one, whose
+             classes have no names.
     diff:    the comparison of two dumps, as `r18 diff --json` writes it.
     """
 
@@ -114,7 +115,7 @@ class Evidence:
     sanitized: Records = field(default_factory=dict)
     evaluation: Evaluation | None = None
     images: Path | None = None
-    network: str = "resnet18"
+    network: str | None = "resnet18"
     diff: Mapping[str, Any] | None = None
 
 
@@ -122,7 +123,7 @@ def gather(
     folder: Path,
     evaluation: Path | None = None,
     images: Path | None = None,
-    network: str = "resnet18",
+    network: str | None = "resnet18",
     diff: Mapping[str, Any] | None = None,
 ) -> Evidence:
     """Read and check all evidence; see `Evidence`.

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from r18.report import agreement, bounds, mutants, speed
-from r18.report.evidence import Evidence, Group
+from r18.report.evidence import Evaluation, Evidence, Group
 from r18.report.figures import pictures
 from r18.report.heat import Heat
 from r18.report.render import document, image
@@ -92,8 +92,15 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
         yield "agreement on photographs", command, ""
     elif evidence.images is None:
         yield "the photographs themselves", "r18 report --images DIR", ""
+    if evidence.evaluation and not _is_named(evidence.evaluation, evidence.network):
+        yield "the names of classes", "r18 report --network NAME", ""
     if evidence.diff is None:
         yield "checkpoints of two dumps", "r18 dump; r18 report --dumps EXPECTED GOT", ""
+
+
+def _is_named(evaluation: Evaluation, network: str | None) -> bool:
+    """Whether the evaluated network is known: a CSV does not say which it is."""
+    return network is not None or "network" in evaluation.about.get("identity", {})
 
 
 def _entries(records: Any, key: str) -> list[Any]:

@@ -942,6 +942,22 @@ def test_imagenet_s_classes_have_their_names(tmp_path: Path) -> None:
     assert "the photographs themselves: r18 report --images DIR" in Reader(named).said("missing")
 
 
+@pytest.mark.parametrize("asked", [None, "resnet18", "tiny"])
+def test_a_csv_does_not_say_its_network(tmp_path: Path, asked: str | None) -> None:
+    path, target = tmp_path / "evaluation.csv", tmp_path / "report.html"
+    write_table(path, ROWS, BOUND, ABOUT)
+    network = () if asked is None else ("--network", asked)
+    given = ("--records", written(tmp_path / "records"), "--evaluation", path, *network)
+    done = r18("report", *given, "--out", target)
+    assert done.code == 0, done.err
+    text = target.read_text("utf-8")
+    assert ("great white shark" in text) is (asked == "resnet18")
+    assert ("<b>class 2</b>" in text) is (asked != "resnet18")
+    said = Reader(text).said("missing")
+    hint = "the names of classes: r18 report --network NAME"
+    assert (hint in said) is (asked is None), said
+
+
 def test_no_more_than_some_photographs_are_shown() -> None:
     many = [
         (replace(ROWS[0], file=name, margin=1.0 / (i + 1)), False)
