@@ -108,6 +108,10 @@ def run_job(
     found = find_images(job.images, schedule.shapes(1)[schedule.output][1], job.labels)
     host = machine()
     tell(f"images: {len(found.items)} in {job.images}, {found.layout}")
+    if found.left_out:
+        several = f"{found.left_out} images of {job.images} are"
+        some = f"1 image of {job.images} is" if found.left_out == 1 else several
+        tell(f"{some} not in {found.layout.removeprefix('labels from ')}: left out")
     weights = load_weights(job.weights, schedule, job.precision)
     request = Request.of(
         job.network,

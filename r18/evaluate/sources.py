@@ -7,7 +7,8 @@
   `ImageFolder` counts them, or what they say, where all of them are class indices.
 - Otherwise images without labels.
 
-Files in a list are evaluated and no others. Paths are relative to the folder, with `/`.
+Files in a list are evaluated and no others; one that does not exist counts as unreadable. Paths are
+relative to the folder, with `/`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import csv
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
 from pathlib import Path, PurePosixPath
@@ -49,12 +50,14 @@ class Item:
 class ImageSet:
     """The images of an evaluation, in order; each path once.
 
-    layout: in words, how the labels were found.
+    layout: in words, how the labels were found. left_out: images of the folder that the list of
+    labels does not have.
     """
 
     folder: Path
     items: tuple[Item, ...]
     layout: str
+    left_out: int = 0
 
     def path(self, item: Item) -> Path:
         return self.folder / item.file
@@ -212,7 +215,9 @@ def _listed(folder: Path, path: Path, classes: int) -> ImageSet:
             f"labels '{path}': none of its {len(items)} files is in '{folder}', such as "
             f"'{plain(items[0].file)}'; paths are relative to the folder of images"
         )
-    return _checked(folder, items, f"labels from {path.name}", classes)
+    left_out = sum(file not in seen for file in _images_below(folder))
+    found = _checked(folder, items, f"labels from {path.name}", classes)
+    return replace(found, left_out=left_out)
 
 
 def _csv_items(path: Path, text: str) -> list[Item]:

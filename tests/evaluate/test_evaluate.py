@@ -430,6 +430,20 @@ def test_the_command_as_json(folder: Path, tmp_path: Path) -> None:
     assert [line["name"] for line in data["running"]] == ["numpy", "numpy"]
 
 
+def test_images_that_the_list_leaves_out_are_counted(folder: Path, tmp_path: Path) -> None:
+    images, out = numbered(11), tmp_path / "t.csv"
+    for listed, said in (
+        (images, ""),
+        (images[1:], f"1 image of {folder} is not in l.csv: left out\n"),
+        ([f"./{images[0]}"], f"10 images of {folder} are not in l.csv: left out\n"),
+    ):
+        labels = tmp_path / "l.csv"
+        labels.write_text("file,label\n" + "".join(f"{name},1\n" for name in listed))
+        done = command(folder, out, "--labels", labels, "--restart")
+        assert ("left out" in done.err) is bool(said)
+        assert said in done.err
+
+
 def test_another_class_exits_1_and_is_named(folder: Path, tmp_path: Path) -> None:
     done = command(folder, tmp_path / "t.csv", "--backend", "evaluate_support:Rolled")
     assert done.code == 1

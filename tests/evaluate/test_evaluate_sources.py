@@ -70,6 +70,8 @@ def test_a_csv_names_the_images_and_their_classes(tmp_path: Path) -> None:
     images = found(tmp_path)
     assert images.items == (Item("a.png", 3), Item("b,1.png", 4))
     assert images.layout == "labels from labels.csv"
+    assert images.left_out == 1
+    assert found(tmp_path, NO_LABELS).left_out == 0
 
 
 def test_a_flat_folder_with_a_label_file(tmp_path: Path) -> None:
