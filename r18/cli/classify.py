@@ -69,7 +69,7 @@ def _classify(
     as_json: bool,
 ) -> None:
     with part("backend found and probed"):
-        runner, device = chosen_backend(backend)
+        runner, device = chosen_backend(backend, [precision])
     schedule = network(network_name)
     with part("weights read and checked"):
         loaded = load_weights(weights, schedule, precision)

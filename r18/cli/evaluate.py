@@ -116,7 +116,7 @@ def evaluate(
     """
     check_job(out, restart, salvage, workers, scheduler)
     reference = None if against == NO_REFERENCE else against
-    name, kind = _chosen(backend, scheduler)
+    name, kind = _chosen(backend, scheduler, precision)
     made = (images, labels, weights, network_name, name, kind, reference, precision)
     how = (fusion, batch, threads, out, restart, salvage, workers, scheduler)
     job = Job(*made, against_precision, *how)
@@ -193,7 +193,7 @@ def _changed(row: Row) -> str:
     )
 
 
-def _chosen(backend: str | None, scheduler: str | None) -> tuple[str, str]:
+def _chosen(backend: str | None, scheduler: str | None, precision: str) -> tuple[str, str]:
     """The name for `get_backend`, wherever it is called, and the kind of device here.
 
     A scheduler's workers may have backends that are not installed here, so only the name is passed.
@@ -203,7 +203,7 @@ def _chosen(backend: str | None, scheduler: str | None) -> tuple[str, str]:
         if name == "auto":
             raise UsageError("--scheduler needs --backend NAME: auto would choose for this machine")
         return name, ""
-    runner, device = chosen_backend(backend)
+    runner, device = chosen_backend(backend, [precision])
     return (runner.name if name == "auto" else name), device.kind
 
 

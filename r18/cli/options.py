@@ -15,11 +15,13 @@ import typer
 from r18.atomic import check_folder
 from r18.backend import Backend, DeviceInfo
 from r18.backend.registry import VARIABLE, checked_backend, get_backend, installed, title
-from r18.errors import BackendUnavailable, UsageError
+from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import PRECISIONS
+from r18.graph.precision import precision as precision_named
 from r18.graph.resnet import NETWORKS, network
 from r18.graph.schedule import Schedule
+from r18.runtime.listing import entries
 from r18.weights import SOURCES
 
 
@@ -139,23 +141,43 @@ def asked_backend(name: str | None) -> str:
     return name or os.environ.get(VARIABLE) or "auto"
 
 
-def chosen_backend(name: str | None) -> tuple[Backend, DeviceInfo]:
-    """The backend and its device; stderr says which, and whether `auto` took it."""
+def chosen_backend(name: str | None, precisions: Iterable[str] = ()) -> tuple[Backend, DeviceInfo]:
+    """The backend and its device; stderr says which, and whether `auto` took it.
+
+    precisions: what the command computes in. Raises `NoKernel` where `auto` took a backend without
+    a kernel in one of them, and names the backends that have some.
+    """
     backend = get_backend(name)
     device = backend.probe()
-    how = " (taken by auto)" if asked_backend(name) == "auto" else ""
+    is_auto = asked_backend(name) == "auto"
+    how = " (taken by auto)" if is_auto else ""
     typer.echo(f"backend: {title(backend)}{how}, {device}", err=True)
+    if is_auto:
+        for precision in precisions:
+            _check_precision(backend, precision)
     return backend, device
 
 
-def planning_backend(name: str | None) -> Backend:
+def _check_precision(backend: Backend, precision: str) -> None:
+    if precision_named(precision).name in {kernel.precision.name for kernel in backend.kernels()}:
+        return
+    able = [e.line.name for e in entries() if e.line.device and precision in e.precisions]
+    others = f"backends with {precision} here: {', '.join(able)}; choose one with --backend"
+    raise NoKernel(
+        f"backend '{backend.name}', which auto took, has no kernels in {precision}\n  "
+        + (others if able else f"no backend has {precision} here; `r18 backends` lists them")
+    )
+
+
+def planning_backend(name: str | None, precisions: Iterable[str] = ()) -> Backend:
     """The backend to plan with. One that computes on a device of its own is not probed.
 
     One on the host is, so that a plan has kernels that this CPU runs. If that fails, it has all.
+    precisions: as of `chosen_backend`.
     """
     asked = asked_backend(name)
     if asked == "auto":
-        return chosen_backend(asked)[0]
+        return chosen_backend(asked, precisions)[0]
     backend = checked_backend(asked)
     if type(backend).memory is Backend.memory:
         with suppress(BackendUnavailable):

@@ -57,7 +57,8 @@ def plan(
     the steps that run at the same time as the one before, and the arena's size next to the sum of
     all its buffers.
     """
-    chosen = planning_backend(backend)
+    # On another device the backend may have other kernels.
+    chosen = planning_backend(backend, [precision] if device is None else ())
     if device is not None:
         chosen = as_on(device, chosen)
     options = CompileOptions(

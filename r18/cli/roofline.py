@@ -78,7 +78,7 @@ def roofline(
         for name in listed(precision, "--precision")
         for size in integers(batch, "--batch")
     ]
-    chosen, device = chosen_backend(backend)
+    chosen, device = chosen_backend(backend, [one.precision for one in options])
     if measure:
         _measure(chosen, device, record_folder)
     with Console(stderr=True).status("timing") as status:

@@ -77,9 +77,9 @@ def tune(
     Run `r18 tune` first: the plan starts from the table that plans on this device use, not from
     --out.
     """
-    chosen, device = chosen_backend(backend)
-    path = out or users_table(chosen.name, device)
     names = listed(precision, "--precision")
+    chosen, device = chosen_backend(backend, names)
+    path = out or users_table(chosen.name, device)
     for name in names:
         precision_named(name)
     schedule = chosen_schedule(network_name, None)

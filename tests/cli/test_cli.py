@@ -19,10 +19,12 @@ from PIL import Image
 
 import commands
 import r18
+from r18.backend import Kernel
 from r18.backend.device import DeviceInfo
-from r18.backend.registry import installed
+from r18.backend.registry import Listing, installed
 from r18.backend.tuned import read_table
 from r18.bench.tuning import shipped_table
+from r18.cli import options
 from r18.cli.app import COMMANDS, GROUP, main
 from r18.cli.options import kernel_overrides, listed
 from r18.cli.schedule import rows as schedule_rows
@@ -30,7 +32,9 @@ from r18.cpu import cpu, model_slug
 from r18.errors import UsageError
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.resnet import resnet18, tiny
+from r18.runtime.listing import Entry
 from r18.weights import load_weights
+from r18_numpy import Backend as NumpyBackend
 from support import ROOT, run_python
 
 
@@ -484,6 +488,35 @@ def r18_class_name(index: int) -> str:
         (ROOT / "r18" / "images" / "imagenet_classes.json").read_text(encoding="utf-8")
     )
     return str(names[index])
+
+
+class OnlySingle(NumpyBackend):
+    """NumPy's kernels in fp32."""
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(one for one in super().kernels() if one.precision.name == "fp32")
+
+
+@pytest.mark.parametrize("name", ["classify", "plan", "evaluate", "tune", "roofline"])
+def test_auto_without_a_precision_names_the_backends_that_have_it(
+    command: Command, photo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """The listing is replaced: what is installed and can run differs between machines."""
+    cpu_ = DeviceInfo("cpu", "CPU")
+    able = Entry(Listing("exact", "", cpu_, "", ""), ("fp64",))
+    absent = Entry(Listing("absent", "", None, "no GPU", ""), ("fp64",))
+    found = [able, absent, Entry(Listing("rough", "", cpu_, "", ""), ("fp32",))]
+    monkeypatch.setattr(options, "entries", lambda: found)
+    monkeypatch.setattr(options, "get_backend", lambda name: OnlySingle())
+    arguments: dict[str, tuple[object, ...]] = {
+        "classify": (photo, "--weights", "synthetic"),
+        "evaluate": ("--images", photo.parent, "--out", tmp_path / "t.csv"),
+    }
+    asked = (name, *arguments.get(name, ()), "--backend", "auto", "--precision")
+    refusal = command.refusal(*asked, "fp64")
+    assert "backend 'numpy', which auto took, has no kernels in fp64" in refusal
+    assert "\n  backends with fp64 here: exact; choose one with --backend" in refusal
+    assert "no backend has bf16 here; `r18 backends` lists" in command.refusal(*asked, "bf16")
 
 
 def test_auto_says_what_it_took(command: Command, photo: Path) -> None:
