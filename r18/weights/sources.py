@@ -19,6 +19,7 @@ import hashlib
 import math
 import os
 import re
+import shlex
 import sys
 import time
 import urllib.request
@@ -232,8 +233,8 @@ def check_source_named(source: str, where: str) -> None:
     if not is_plain(source):
         raise WeightsError(
             f"{where} names the weights '{plain(source)}', a file or folder of this machine\n"
-            "  repeat it if that is what you want, with --weights; imagenet and synthetic need no "
-            "such word"
+            f"  repeat it if that is what you want, with --weights {shlex.quote(plain(source))}; "
+            "imagenet and synthetic need no such word"
         )
 
 

@@ -343,6 +343,7 @@ def test_a_step_makes_its_fixture_when_there_is_none(
     assert read_fixture("exports/fixtures/step5").weights.source == "weights"
     second = invoke("step", 5, "--backend", "numpy")
     assert "repeat it if that is what you want, with --weights" in str(second.exception)
+    assert "with --weights weights; imagenet and synthetic need no" in str(second.exception)
     second = invoke("step", 5, "--backend", "numpy", "--weights", "weights")
     assert second.exit_code == 0
     assert "making it" not in second.stderr

@@ -31,7 +31,10 @@ def step(
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help=f"One of: {', '.join(SOURCES)}. [default: the fixture's]"),
+        typer.Option(
+            help=f"One of: {', '.join(SOURCES)}. A file or folder that the fixture was made with "
+            "must be repeated here. [default: the fixture's]"
+        ),
     ] = None,
     manifest: ExportFolder = None,
     network_name: Annotated[
