@@ -537,6 +537,7 @@ def test_a_bad_image_among_good_ones_prints_nothing_else(
     args = ("classify", photo, tmp_path / "absent.jpg", "--weights", "synthetic", "--batch", 1)
     text = command.refusal(*args, R18_BACKEND="numpy")
     assert "absent.jpg: no such file" in text
+    assert f"r18: {tmp_path / 'absent.jpg'}: no such file" in text  # not its place in the list
     folder = command.refusal("classify", tmp_path, "--weights", "synthetic", R18_BACKEND="numpy")
     assert "a folder, not an image" in folder
 

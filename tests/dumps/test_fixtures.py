@@ -347,6 +347,9 @@ def test_a_step_makes_its_fixture_when_there_is_none(
     second = invoke("step", 5, "--backend", "numpy", "--weights", "weights")
     assert second.exit_code == 0
     assert "making it" not in second.stderr
+    unknown_ = invoke("step", 8, *args)
+    assert str(unknown_.exception).startswith("unknown step '8'")
+    assert "making it" not in unknown_.stderr
     both = invoke("step", 5, "--weights", "synthetic", "--manifest", "weights")
     assert isinstance(both.exception, UsageError)
 

@@ -232,8 +232,11 @@ def fixture_for(
             missing. network_name, source: None is the fixture's own. tell: called with a line
             before a fixture is made.
 
-    Raises `DumpError` for a fixture of another step or network, and what reading and loading raise.
+    Raises `UnknownName` for a step that does not exist, `DumpError` for a fixture of another step
+    or network, and what reading and loading raise.
     """
+    if step not in STEPS:
+        raise unknown("step", str(step), map(str, STEPS))
     folder = find_fixture(asked or default, step)
     if asked is None and not (folder / DESCRIPTION).exists():
         tell(f"no fixture in {folder} yet: making it")
