@@ -132,8 +132,18 @@ def print_result(result: Result, as_json: bool, *, indent: int = 2) -> None:
 
 
 def chosen_schedule(name: str, image_size: int | None) -> Schedule:
-    """A named network for images of that size, or of its own."""
-    return network(name) if image_size is None else network(name, image_size=image_size)
+    """A named network for images of that size, or of its own.
+
+    Raises `UsageError` for a name that gives another size.
+    """
+    if image_size is None:
+        return network(name)
+    own = network(name).input_shape[-1]
+    if own != image_size and "image_size=" in name.partition(":")[2]:
+        raise UsageError(
+            f"--network {name} and --image-size {image_size} give two sizes; leave one out"
+        )
+    return network(name, image_size=image_size)
 
 
 def asked_backend(name: str | None) -> str:

@@ -57,6 +57,16 @@ def test_parameters_that_are_none(name: str, said: str) -> None:
     assert (done.code, said in done.err) == (REFUSED, True), done.err
 
 
+@pytest.mark.parametrize("command", ["schedule", "plan"])
+def test_two_sizes_of_images_are_refused(command: str) -> None:
+    backend = ("--backend", "numpy") if command == "plan" else ()
+    asked = (command, "--network", "tiny:image_size=64", *backend, "--image-size")
+    done = r18(*asked, 32)
+    assert done.code == REFUSED
+    assert "--network tiny:image_size=64 and --image-size 32 give two sizes" in done.err
+    assert r18(*asked, 64).code == 0
+
+
 def test_the_schedule_and_plans_of_the_family() -> None:
     steps = json.loads(r18("schedule", "--network", "resnext50_32x4d", "--json").out)["steps"]
     conv = next(step for step in steps if step["step"] == "layer1.0.conv2")
