@@ -17,6 +17,8 @@ from r18.weights.manifest import Entry
 from r18.weights.sources import check_place
 
 QDQ = "qdq"
+SUFFIXES = {".onnx": QDQ, ".npz": "npz", ".safetensors": "safetensors"}
+"""The format that a file's name asks for."""
 
 
 Unpack = Annotated[
@@ -65,6 +67,11 @@ def export(
         raise unknown("export format", format, (*FORMATS, QDQ), error=UsageError)
     schedule = network(network_name)
     check_place(out, format)
+    if format == "bin" and (meant := SUFFIXES.get(out.suffix.lower())):
+        raise UsageError(
+            f"--out {out} is the name of a file, and --format bin writes a folder\n"
+            f"  add --format {meant}, or name a folder"
+        )
     if weights.endswith(".onnx"):
         found = read_qdq(weights, schedule, approximate=approximate)
         for one in found.left_out:

@@ -680,6 +680,20 @@ def test_a_place_that_cannot_be_written_is_refused_before_weights_are_loaded(
     assert "absent" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("name", "format"), [("z.onnx", "qdq"), ("z.NPZ", "npz"), ("z.safetensors", "safetensors")]
+)
+def test_a_folder_with_the_name_of_a_file_is_refused(
+    name: str, format: str, tmp_path: Path
+) -> None:
+    out = tmp_path / name
+    done = commands.r18("export", "--weights", "synthetic", "--network", "tiny", "--out", out)
+    assert done.code == 2
+    assert f"--out {out} is the name of a file" in done.err
+    assert f"add --format {format}, or name a folder" in done.err
+    assert not out.exists()
+
+
 def test_export_tool(tmp_path: Path) -> None:
     tool = [
         sys.executable,
