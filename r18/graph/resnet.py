@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
-from r18.errors import ScheduleError, ShapeError, show, unknown
+from r18.errors import ScheduleError, ShapeError, UsageError, show, unknown
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -294,6 +294,8 @@ NETWORKS = {name: _maker(name) for name in (*FAMILY, *SMALL)}
 
 PARAMETERS = ("classes", "image_size")
 """The parameters that may follow a network's name, as in `resnet50:classes=10,image_size=288`."""
+KEYWORDS = (*PARAMETERS, "softmax")
+"""The parameters that `network` takes by themselves."""
 
 
 def network(name: str, **parameters: int) -> Schedule:
@@ -302,14 +304,19 @@ def network(name: str, **parameters: int) -> Schedule:
     name: of `NETWORKS`, alone or followed by a colon and some of `PARAMETERS`; those given here by
     themselves take precedence.
 
-    Raises `UnknownName` with the known networks or parameters, `ScheduleError` for a value that is
-    no integer, and `ShapeError` for one that makes no network.
+    Raises `UnknownName` with the known networks or parameters, `UsageError` for a parameter that is
+    given here by itself and does not exist, `ScheduleError` for a value that is no integer, and
+    `ShapeError` for one that makes no network.
     """
     plain, colon, settings = name.partition(":") if isinstance(name, str) else (name, "", "")
     try:
         build = NETWORKS[plain]
     except (KeyError, TypeError):  # a list is no key
         raise unknown("network", plain, NETWORKS) from None
+    for what in parameters:
+        if what not in KEYWORDS:
+            kind = f"parameter of network {show(name)}"
+            raise unknown(kind, what, KEYWORDS, error=UsageError)
     return build(**((_settings(name, settings) if colon else {}) | parameters))
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from r18.atomic import check_file, check_folder, new_file
-from r18.errors import ManifestError, UsageError, WeightsError, plain, unknown
+from r18.errors import ManifestError, UsageError, WeightsError, plain, show, unknown
 from r18.files import WEIGHTS_LIMIT, read_bytes
 from r18.graph.precision import INT8
 from r18.graph.quantization import Quantization
@@ -180,9 +180,10 @@ def load_weights(source: str | Path, schedule: Schedule, precision: str = "") ->
     int8 integers that no kernel takes are refused before a tensor is allocated.
 
     Raises `WeightsError` for weights that are damaged, missing or not the schedule's,
-    `ManifestError` (a `WeightsError`) for a damaged manifest, `UsageError` for a bad seed, and
-    `UnknownName` for a word that is none of the sources.
+    `ManifestError` (a `WeightsError`) for a damaged manifest, `UsageError` for a bad seed or no
+    schedule, and `UnknownName` for a word that is none of the sources.
     """
+    _check_schedule(schedule)
     if schedule.folds:
         raise WeightsError(
             f"weights are loaded for fusion level 'none', got '{schedule.level}'\n"
@@ -198,6 +199,15 @@ def load_weights(source: str | Path, schedule: Schedule, precision: str = "") ->
         if keyword == timm.KEYWORD and colon:
             return _of_timm(Path(seed), text, schedule)
     return _from_path(Path(text), text, schedule, precision == INT8.name)
+
+
+def _check_schedule(schedule: object) -> None:
+    if isinstance(schedule, Schedule):
+        return
+    name = schedule if isinstance(schedule, str) else "resnet18"
+    raise UsageError(
+        f"weights are those of a schedule, got {show(schedule)}; give r18.network({show(name)})"
+    )
 
 
 def imagenet_weights(schedule: Schedule, within: float = math.inf) -> Weights:
@@ -243,8 +253,9 @@ def weights_from(
 ) -> Weights:
     """The weights in a `state_dict` of PyTorch tensors or NumPy arrays, with the same checks.
 
-    Raises `WeightsError`.
+    Raises `WeightsError`, and `UsageError` for no schedule.
     """
+    _check_schedule(schedule)
     where = f"weights '{source}'"
     tensors = read_tensors(read_state_dict(state_dict, where), schedule, where)
     return Weights(tensors, source, _preprocess(schedule))

@@ -11,6 +11,7 @@ from PIL import Image
 
 from commands import r18
 from r18.cli.app import REFUSED
+from r18.errors import UsageError
 from r18.graph.passes import fuse
 from r18.graph.resnet import name_of, network, resnet50, tiny
 from r18.weights import load_weights
@@ -55,6 +56,16 @@ def test_a_name_with_parameters_is_the_network_with_them() -> None:
 def test_parameters_that_are_none(name: str, said: str) -> None:
     done = r18("schedule", "--network", name)
     assert (done.code, said in done.err) == (REFUSED, True), done.err
+
+
+def test_a_parameter_by_itself_that_does_not_exist() -> None:
+    with pytest.raises(UsageError) as caught:
+        network("resnet50", image_sise=3)
+    assert str(caught.value) == (
+        "unknown parameter of network 'resnet50' 'image_sise', did you mean 'image_size'?\n"
+        "  known: classes, image_size, softmax"
+    )
+    assert network("tiny", softmax=True) == tiny(softmax=True)
 
 
 @pytest.mark.parametrize("command", ["schedule", "plan"])

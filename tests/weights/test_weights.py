@@ -298,6 +298,17 @@ def test_files_that_are_no_export_are_never_replaced(tmp_path: Path, weights: We
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.npz", "w.json"]
 
 
+@pytest.mark.parametrize("given", ["tiny", None])
+def test_weights_of_something_that_is_no_schedule(given: Any) -> None:
+    name = given or "resnet18"
+    for load in (load_weights, weights_from):
+        with pytest.raises(UsageError) as caught:
+            load("synthetic", given)  # type: ignore[operator]
+        assert str(caught.value) == (
+            f"weights are those of a schedule, got {given!r}; give r18.network({name!r})"
+        )
+
+
 def test_unknown_format(tmp_path: Path, weights: Weights) -> None:
     with pytest.raises(UsageError, match="unknown export format 'npy', did you mean 'npz'"):
         export_weights(tmp_path / "x", weights, tiny(), format="npy")
