@@ -146,7 +146,9 @@ class FastResNet(nn.Module):
 
     # -- running -------------------------------------------------------------------------------
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` as torchvision names it: images (N, 3, H, W) to logits (N, classes)."""
+        images = x
         self._follow()
         weights = self._architecture.tensors()
         self._check_images(images, weights[0])
@@ -298,11 +300,12 @@ class FastResNet(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> FastResNet:
         """Behind `to`, `cuda`, `half` and the like: an error, unless it changes nothing."""
         for tensor in self._architecture.tensors():
-            probe = torch.empty((1,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
+            probe = _small(tensor)
             made = fn(probe)
-            if (made.dtype, made.device) != (tensor.dtype, tensor.device):
+            same = (made.dtype, made.device) == (tensor.dtype, tensor.device)
+            if not same or made.stride() != probe.stride():
                 raise UsageError(
-                    "the fast module reads the model's weights, and moves or casts none\n"
+                    "the fast module reads the model's weights, and moves, casts or lays out none\n"
                     f"  call .to(...) of the model itself: {OWN}"
                 )
         return self
@@ -333,6 +336,17 @@ class FastResNet(nn.Module):
 
     def extra_repr(self) -> str:
         return f"fuse={self.fuse}, precision={self.precision}, backend={self.backend}"
+
+
+def _small(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same dtype, device and memory format, which a conversion would change."""
+    extent, how = 1, torch.contiguous_format
+    if tensor.dim() == 4:
+        last = tensor.is_contiguous(memory_format=torch.channels_last)
+        if last != tensor.is_contiguous():  # both of a 1×1 window: one format is the other
+            extent, how = 2, torch.channels_last if last else how
+    shape = (extent,) * tensor.dim()
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=how)
 
 
 class FastResNet18(FastResNet):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import math
 import threading
@@ -1097,6 +1098,7 @@ def test_wrong_images_are_refused() -> None:
         lambda fast: fast.to(torch.float64),
         lambda fast: fast.half(),
         lambda fast: fast.to("meta"),
+        lambda fast: fast.to(memory_format=torch.channels_last),
         lambda fast: fast.train(),
         lambda fast: fast.load_state_dict({}),
         lambda fast: fast.requires_grad_(False),
@@ -1114,6 +1116,20 @@ def test_what_would_change_the_model_is_refused(call: Callable[[Any], Any]) -> N
 def test_what_changes_nothing_is_allowed() -> None:
     fast = optimize_resnet18(network(), backend="numpy")
     assert fast.to("cpu").eval().float().train(False) is fast
+    assert fast.to(memory_format=torch.contiguous_format) is fast
+    model = network().to(memory_format=torch.channels_last)
+    fast = optimize_resnet18(model, backend="numpy")
+    assert fast.to(memory_format=torch.channels_last).to("cpu") is fast
+    with pytest.raises(UsageError, match="moves, casts or lays out none"):
+        fast.to(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_images_have_torchvisions_name(level: str) -> None:
+    model, images = network(), pixels()
+    fast = optimize_resnet18(model, level, backend="numpy")
+    assert inspect.signature(fast.forward).parameters.keys() == {"x"}
+    assert torch.equal(fast(x=images), fast(images))
 
 
 # -- the choice of a backend -------------------------------------------------------------------
