@@ -497,7 +497,7 @@ class OnlySingle(NumpyBackend):
         return tuple(one for one in super().kernels() if one.precision.name == "fp32")
 
 
-@pytest.mark.parametrize("name", ["classify", "plan", "evaluate", "tune", "roofline"])
+@pytest.mark.parametrize("name", ["classify", "plan", "evaluate", "tune", "roofline", "step"])
 def test_auto_without_a_precision_names_the_backends_that_have_it(
     command: Command, photo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
@@ -510,6 +510,7 @@ def test_auto_without_a_precision_names_the_backends_that_have_it(
     monkeypatch.setattr(options, "get_backend", lambda name: OnlySingle())
     arguments: dict[str, tuple[object, ...]] = {
         "classify": (photo, "--weights", "synthetic"),
+        "step": (2,),
         "evaluate": ("--images", photo.parent, "--out", tmp_path / "t.csv"),
     }
     asked = (name, *arguments.get(name, ()), "--backend", "auto", "--precision")

@@ -62,7 +62,7 @@ def step(
     from r18_oracle.dumps.fixtures import fixture_for, run_step
 
     source = weights_source(weights, manifest)
-    runner, _ = chosen_backend(backend)
+    runner, _ = chosen_backend(backend, [precision])
     found, loaded = fixture_for(number, fixture, OUTDIR, network_name, source, _print_err)
     result = run_step(
         found, runner, loaded, precision=precision, fusion=fusion, atol=atol, repeat=repeat
