@@ -104,7 +104,7 @@ def dump(
             "--peer runs the quantised network by itself: give it with --precision int8, and "
             "without --backend and --fusion"
         )
-    runner = None if peer is not None else chosen_backend(backend)[0]
+    runner = None if peer is not None else chosen_backend(backend, [precision])[0]
     loaded = load_weights(weights, schedule, precision)
     images = chosen(
         schedule, loaded.preprocess, files=image or (), raw=input_file, batch=batch, seed=seed
