@@ -171,7 +171,11 @@ def chosen_backend(name: str | None, precisions: Iterable[str] = ()) -> tuple[Ba
 def _check_precision(backend: Backend, precision: str) -> None:
     if precision_named(precision).name in {kernel.precision.name for kernel in backend.kernels()}:
         return
-    able = [e.line.name for e in entries() if e.line.device and precision in e.precisions]
+    able = [
+        entry.line.name
+        for entry in entries()
+        if entry.line.device and not entry.line.device.simulated and precision in entry.precisions
+    ]
     others = f"backends with {precision} here: {', '.join(able)}; choose one with --backend"
     raise NoKernel(
         f"backend '{backend.name}', which auto took, has no kernels in {precision}\n  "
