@@ -219,7 +219,7 @@ def note_kernel(error: Exception, kernel: str, problem: object) -> None:
     if isinstance(error, R18Error) or kernel_note(error):
         return
     where = raised_in(error)
-    said = plain(described(error, f" in {where}" if where else ""), MOST_TEXT)
+    said = _escaped(described(error, f" in {where}" if where else ""))
     note = KernelNote(
         f"kernel {plain(kernel)} raised {said}\n  its problem: {plain(str(problem))}\n"
         f"  r18 verify --kernels '{plain(kernel)}', with the same --backend, finds the smallest "
@@ -241,7 +241,9 @@ def noting(kernel: str, problem: object) -> Iterator[None]:
 
 def kernel_note(error: BaseException) -> KernelNote | None:
     """The note of `note_kernel`; None for an exception that no kernel raised."""
-    notes: Iterable[str] = getattr(error, "__notes__", ())
+    notes: list[object] = []
+    with suppress(Exception):  # an exception's class is foreign code
+        notes += error.__notes__
     return next((note for note in notes if isinstance(note, KernelNote)), None)
 
 

@@ -238,6 +238,25 @@ def relu_in_place(x: Any) -> Any:
     return x.relu_()
 
 
+_results: dict[Any, Array] = {}
+
+
+def add_in_one_buffer(a: Array, b: Array) -> Array:
+    """Returns the same memory for each call of a shape."""
+    return np.add(a, b, out=_results.setdefault(a.shape, np.empty_like(a)))
+
+
+def relu_that_ignores_errors(x: Array) -> Array:
+    np.seterr(all="ignore")
+    return np.maximum(x, 0)
+
+
+def relu_into_a_view(out: Array, x: Array) -> Array:
+    """Right: writes `out` and returns a view of it."""
+    np.maximum(x, 0, out=out)
+    return out[...]
+
+
 def matmul_reads_on(a: Array, b: Array) -> Array:
     """Reads one element past the end of its first argument."""
     past = np.lib.stride_tricks.as_strided(a.reshape(-1)[-1:], (17,), (a.itemsize,))

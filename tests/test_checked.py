@@ -80,6 +80,11 @@ def test_right_functions_pass_in_other_formats(name: str, like: str, dtype: str)
     assert result.ok, result.text()
 
 
+def test_a_function_may_return_a_view_of_what_it_writes() -> None:
+    result = checked("relu_into_a_view", "relu", arrays="numpy")
+    assert result.ok, result.text()
+
+
 @pytest.mark.parametrize("name", ["matmul_tf32", "matmul_tensor_core", "matmul_half_sums"])
 def test_functions_in_less_are_right_within_that_and_fail(name: str) -> None:
     """A function in a narrower format fails, and passes with the contract that the result names."""
@@ -106,6 +111,8 @@ def test_lower_precision_than_declared_is_out_of_bounds() -> None:
         ("conv2d_of_one_shape", "conv2d", "runs"),
         ("fft_wrapped", "conv2d", ("bound", "impulse")),
         ("relu_in_place", "relu", "inputs_unchanged"),
+        ("relu_that_ignores_errors", "relu", "global_state"),
+        ("add_in_one_buffer", "add", ("runs", "state")),
         ("matmul_reads_on", "matmul", "fences"),
     ],
 )

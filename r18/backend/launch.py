@@ -17,6 +17,18 @@ from r18.graph.passes import as_array, fold_weights
 from r18.graph.precision import as_stored
 
 
+def refusal_of(kernel: Kernel, problem: Problem) -> str | None:
+    """`Kernel.refusal`. An exception of its code gets a `KernelNote`."""
+    with noting(kernel.id, problem):
+        return kernel.refusal(problem)
+
+
+def workspace_of(kernel: Kernel, problem: Problem) -> int:
+    """`Kernel.workspace` in bytes. An exception of its code gets a `KernelNote`."""
+    with noting(kernel.id, problem):
+        return kernel.workspace(problem)
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel with its problem and buffers.
@@ -33,7 +45,7 @@ class Launch:
     beside: bool = False
 
     def enqueue(self, stream: Stream) -> None:
-        """Run the kernel; `note_kernel` has what its code raises."""
+        """Run the kernel. An exception of its code gets a `KernelNote`."""
         try:
             self.kernel.enqueue(
                 self.problem, self.inputs, self.weights, self.output, self.workspace, stream

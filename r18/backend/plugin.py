@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePath
 
 from r18.backend.device import DeviceInfo, Memory, Stream
@@ -25,6 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 """A backend's name: it is a part of kernel ids, files' names and comma-separated options."""
 
 
+COMPUTED = (property, cached_property)
 INHERIT = "Inherit it: its defaults are part of the protocol."
 
 
@@ -125,15 +126,18 @@ def probe(name: str, backend: Backend) -> DeviceInfo:
 
 def _check_parts(name: str, backend: Backend) -> None:
     """Raise unless a `memory` and a `stream()` of the backend's own are what they must be."""
-    made = type(backend)
-    if made.memory is not Backend.memory:
+    made, own = type(backend), vars(backend)
+    if made.memory is not Backend.memory or "memory" in own:
         found = _answer(name, "memory", lambda: backend.memory)
         if not isinstance(found, Memory):
             what = "a method" if inspect.ismethod(found) else named(found)
             cause = f"memory must be an r18.backend.device.Memory, not {what}"
             remedy = "Write @cached_property above it." if inspect.ismethod(found) else INHERIT
-            raise BackendUnavailable(name, cause + missing_return(found), remedy)
-    if made.stream is not Backend.stream:
+            computed = isinstance(inspect.getattr_static(made, "memory"), COMPUTED)
+            raise BackendUnavailable(
+                name, cause + (missing_return(found) if computed else ""), remedy
+            )
+    if made.stream is not Backend.stream or "stream" in own:
         found = _answer(name, "stream()", backend.stream)
         if not isinstance(found, Stream):
             cause = f"stream() must return an r18.backend.device.Stream, not {named(found)}"

@@ -16,6 +16,7 @@ from r18.backend import (
     Program,
     StepTime,
 )
+from r18.backend.launch import refusal_of
 from r18.bench.baselines import (
     TORCH,
     FedTorchvision,
@@ -182,7 +183,7 @@ def algorithm_kernels(
     for step in fused.steps:
         if step.op.name != algorithm[0]:
             continue
-        takers = [kernel for kernel in offered if kernel.refusal(problems[step.name]) is None]
+        takers = [kernel for kernel in offered if refusal_of(kernel, problems[step.name]) is None]
         if takers:
             chosen[step.name] = takers[0].id
     if not chosen:

@@ -39,6 +39,7 @@ from r18.backend import (
     input_layout,
     output_layout,
 )
+from r18.backend.launch import refusal_of, workspace_of
 from r18.backend.tuned import at_batch_1
 from r18.bench.tuning import TUNED_OPS, Range, choosing, prepared_at_random, timed_apart
 from r18.errors import NoKernel
@@ -139,7 +140,7 @@ class Network:
         for kernel in self._backend.kernels():
             if kernel.op is planned.op and place(kernel) == place(planned):
                 for one in (kernel, *self._backend.variants(kernel)):
-                    if one.refusal(problem) is None:
+                    if refusal_of(one, problem) is None:
                         yield one
 
     def run(self, exchanged: Mapping[Problem, Kernel]) -> Callable[[], None]:
@@ -166,7 +167,7 @@ class Network:
         """A workspace for every candidate. Kept, because a graph only knows its address."""
         if problem not in self._workspaces:
             candidates = self.candidates(problem, self.problems[problem])
-            most = max(one.workspace(problem) for one in candidates)
+            most = max(workspace_of(one, problem) for one in candidates)
             self._workspaces[problem] = self._backend.memory.empty(most)
         return self._workspaces[problem]
 

@@ -35,6 +35,7 @@ from r18.backend import (
     output_layout,
     prepare_weights,
 )
+from r18.backend.launch import refusal_of, workspace_of
 from r18.backend.registry import installed, load_backend
 from r18.backend.tuned import APART, at_batch_1, read_table
 from r18.errors import UsageError, unknown
@@ -160,7 +161,7 @@ class Range:
         """The kernel on each of the places; its weights are prepared once."""
         roles = [spec.role for spec in self.problem.op.weights()]
         prepared = prepare_weights(kernel, self.problem, roles, self._weights)
-        workspace = self.backend.memory.empty(kernel.workspace(self.problem))
+        workspace = self.backend.memory.empty(workspace_of(kernel, self.problem))
         inputs = self._inputs_in(input_layout(kernel, self.problem))
         return [
             Launch(kernel, self.problem, inputs[place], prepared, output, workspace)
@@ -200,7 +201,7 @@ class Range:
         launches: list[list[Launch]] = [[] for _ in held]
         for kernel, part in links:
             prepared = prepared_at_random(kernel, part, rng)
-            workspace = memory.empty(kernel.workspace(part))
+            workspace = memory.empty(workspace_of(kernel, part))
             own = self._inputs_in(input_layout(kernel, part)) if len(part.inputs) > 1 else None
             for place, made in enumerate(held):
                 inputs = (*own[place][: len(part.inputs) - 1], made) if own else (made,)
@@ -330,7 +331,7 @@ def _takers(backend: Backend, problem: Problem, name: str) -> list[Kernel]:
         for kernel in backend.kernels()
         if kernel.op is type(problem.op)
         and kernel.precision.name == name
-        and kernel.refusal(problem) is None
+        and refusal_of(kernel, problem) is None
     ]
 
 

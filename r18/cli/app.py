@@ -150,17 +150,21 @@ def main() -> None:
     """
     try:
         application(sys.argv[1:])(prog_name="r18")  # however it was started
-    except _Escaped as escaped:
-        raise escaped.error from None
-    except R18Error as error:
-        print(f"r18: {error}", file=sys.stderr)
+    except (_Escaped, Exception) as caught:
+        error = caught.error if isinstance(caught, _Escaped) else caught
+        if (message := _message(error)) is None:
+            raise error from None
+        print(f"r18: {message}", file=sys.stderr)
         raise SystemExit(REFUSED) from None
-    except Exception as error:
-        if note := kernel_note(error):
-            print(f"r18: {note}", file=sys.stderr)
-            raise SystemExit(REFUSED) from None
-        if not isinstance(error, ModuleNotFoundError) or error.name not in EXTRAS:
-            raise
+
+
+def _message(error: BaseException) -> str | None:
+    """The message in place of a traceback; None for an error that is a bug or ends the process."""
+    if isinstance(error, R18Error):
+        return str(error)
+    if note := kernel_note(error):
+        return note
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         remedy = f"pip install 'r18[{EXTRAS[error.name]}]'"
-        print(f"r18: this needs {error.name}, which is not installed\n  {remedy}", file=sys.stderr)
-        raise SystemExit(REFUSED) from None
+        return f"this needs {error.name}, which is not installed\n  {remedy}"
+    return None

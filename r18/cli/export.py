@@ -66,12 +66,12 @@ def export(
     if format not in (*FORMATS, QDQ):
         raise unknown("export format", format, (*FORMATS, QDQ), error=UsageError)
     schedule = network(network_name)
-    check_place(out, format)
     if format == "bin" and (meant := SUFFIXES.get(out.suffix.lower())):
         raise UsageError(
             f"--out {out} is the name of a file, and --format bin writes a folder\n"
             f"  add --format {meant}, or name a folder"
         )
+    check_place(out, format)
     if weights.endswith(".onnx"):
         found = read_qdq(weights, schedule, approximate=approximate)
         for one in found.left_out:

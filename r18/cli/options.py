@@ -179,7 +179,7 @@ def _check_precision(backend: Backend, precision: str) -> None:
     others = f"backends with {precision} here: {', '.join(able)}; choose one with --backend"
     raise NoKernel(
         f"backend '{backend.name}', which auto took, has no kernels in {precision}\n  "
-        + (others if able else f"no backend has {precision} here; `r18 backends` lists them")
+        + (others if able else "`r18 backends` lists the precisions of each backend")
     )
 
 

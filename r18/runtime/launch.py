@@ -18,6 +18,7 @@ from r18.backend import (
     tensor_nbytes,
     upload,
 )
+from r18.backend.launch import refusal_of, workspace_of
 from r18.errors import NoKernel, ShapeError, UsageError
 from r18.graph.ops import Problem
 from r18.graph.precision import is_floating
@@ -31,7 +32,7 @@ def launch_on(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array
     `WeightsError` for arrays that are not the problem's, `UsageError` for inputs of another kind,
     which would be cast: complex numbers, integers, masks, strings.
     """
-    if (reason := kernel.refusal(problem)) is not None:
+    if (reason := refusal_of(kernel, problem)) is not None:
         raise NoKernel(f"{kernel.id} refuses {problem}: {reason}")
     weights = arrays[problem.op.arity :]
     given = kernel.precision.input_dtypes(problem.op)
@@ -55,7 +56,7 @@ def launch_on(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array
         tuple(buffers),
         prepare_weights(kernel, problem, names, weights),
         memory.empty(tensor_nbytes(problem.output, dtype)),
-        memory.empty(kernel.workspace(problem)),
+        memory.empty(workspace_of(kernel, problem)),
     )
 
 

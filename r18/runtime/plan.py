@@ -22,7 +22,8 @@ from r18.backend import (
     input_layout,
     tensor_nbytes,
 )
-from r18.errors import NoKernel, UsageError, noting, show, unknown, unknown_kernel
+from r18.backend.launch import refusal_of, workspace_of
+from r18.errors import NoKernel, UsageError, show, unknown, unknown_kernel
 from r18.graph.ops import Layout, Problem, Relayout
 from r18.graph.precision import Precision, precision
 from r18.graph.quantized import QuantizedRelayout
@@ -55,7 +56,7 @@ def choose_kernel(
         elif kernel.precision.name != precision_name:
             if pattern is not None:
                 refusals.append(f"{kernel.id}: its precision is {kernel.precision}")
-        elif (reason := _refusal(kernel, problem)) is not None:
+        elif (reason := refusal_of(kernel, problem)) is not None:
             refusals.append(f"{kernel.id}: {reason}")
         else:
             return kernel
@@ -89,20 +90,9 @@ def twins_of(kernels: Iterable[Kernel], kernel: Kernel, problem: Problem) -> Ite
     """Kernels of the same op, algorithm and precision that take the problem, itself among them."""
     for twin in kernels:
         same = (twin.op, twin.algorithm, twin.precision)
-        if same == (kernel.op, kernel.algorithm, kernel.precision) and not twin.refusal(problem):
+        alike = same == (kernel.op, kernel.algorithm, kernel.precision)
+        if alike and not refusal_of(twin, problem):
             yield twin
-
-
-def _refusal(kernel: Kernel, problem: Problem) -> str | None:
-    """The kernel's refusal; `note_kernel` has what its code raises."""
-    with noting(kernel.id, problem):
-        return kernel.refusal(problem)
-
-
-def _workspace(kernel: Kernel, problem: Problem) -> int:
-    """The kernel's workspace in bytes; `note_kernel` has what its code raises."""
-    with noting(kernel.id, problem):
-        return kernel.workspace(problem)
 
 
 def _no_such(kernels: Iterable[Kernel], pattern: str) -> list[Kernel]:
@@ -295,7 +285,7 @@ def _placed(draft: _Draft, how: Precision) -> Plan:
     # For sharing memory, steps that run at the same time have the same time.
     times = list(accumulate(int(not pair) for pair in beside))
     owner, lifetimes = _lifetimes(steps, times, schedule.input, kept, nbytes, options.arena)
-    scratch = [_workspace(step.kernel, step.problem) for step in steps]
+    scratch = [workspace_of(step.kernel, step.problem) for step in steps]
     lifetimes += [
         Lifetime(f"workspace of {step.name}", size, time, time)
         for step, size, time in zip(steps, scratch, times, strict=True)

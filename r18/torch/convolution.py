@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 from r18.backend import Backend, Kernel, input_layout, prepare_weights
+from r18.backend.launch import refusal_of
 from r18.errors import NoKernel
 from r18.graph.ops import Add, BatchNorm, Conv2d, Layout, Problem, ReLU, Shape
 from r18.graph.passes import fold_weights, fuse
@@ -59,7 +60,7 @@ def make_sum(
     kernel = pick(backend, Problem(op, (shape, shape)), precision, layout)
     read = _as_read(layout.physical(shape), kernel.layout)
     problem = Problem(op, (read, read))
-    if (reason := kernel.refusal(problem)) is not None:
+    if (reason := refusal_of(kernel, problem)) is not None:
         raise NoKernel(f"{kernel.id} refuses {problem}: {reason}")
     dtype = storage_dtype(precision)
     return Run(backend, kernel, problem, layout, layout, shape, dtype, device)

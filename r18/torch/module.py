@@ -148,23 +148,22 @@ class FastResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` as torchvision names it: images (N, 3, H, W) to logits (N, classes)."""
-        images = x
         self._follow()
         weights = self._architecture.tensors()
-        self._check_images(images, weights[0])
+        self._check_images(x, weights[0])
         choice = self._choice(weights[0])
         with torch.no_grad(), below_autograd():
             if self.fuse == "add_relu":
-                return self._forward_add_relu(images, weights, choice)
+                return self._forward_add_relu(x, weights, choice)
             if self.fuse == "conv_bn_relu":
-                return self._forward_conv_bn_relu(images, weights, choice)
+                return self._forward_conv_bn_relu(x, weights, choice)
             eps = [norm.eps for norm in self._architecture.norms]
             how = self._whole.handle, choice.backend, choice.precision
             logits: torch.Tensor
             if self._text == "resnet18":
-                logits = ops.resnet18.default(images, weights, eps, *how)
+                logits = ops.resnet18.default(x, weights, eps, *how)
             else:
-                logits = ops.resnet.default(images, weights, eps, self._text, *how)
+                logits = ops.resnet.default(x, weights, eps, self._text, *how)
             return logits
 
     def _check_images(self, images: torch.Tensor, weight: torch.Tensor) -> None:
@@ -305,7 +304,7 @@ class FastResNet(nn.Module):
             same = (made.dtype, made.device) == (tensor.dtype, tensor.device)
             if not same or made.stride() != probe.stride():
                 raise UsageError(
-                    "the fast module reads the model's weights, and moves, casts or lays out none\n"
+                    "the fast module does not move, cast or reorder weights: it reads the model's\n"
                     f"  call .to(...) of the model itself: {OWN}"
                 )
         return self

@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from r18.backend import Array, Backend, Buffer, Enqueue, Kernel, Memory
+from r18.backend.launch import workspace_of
 from r18.errors import BackendUnavailable, UsageError
 from r18.graph.ops import Layout, Problem, Shape
 from r18.graph.precision import precision as precision_named
@@ -235,7 +236,7 @@ class Run:
         self._dtype = dtype
         self._device = device
         self._cuda = device.index if device.type == "cuda" else None
-        self._scratch = kernel.workspace(problem)
+        self._scratch = workspace_of(kernel, problem)
 
     def __call__(self, *inputs: torch.Tensor, over: bool = False) -> torch.Tensor:
         """The output; the inputs are copied where they do not lie as the kernel reads them.

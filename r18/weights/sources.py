@@ -206,7 +206,7 @@ def _check_schedule(schedule: object) -> None:
         return
     name = schedule if isinstance(schedule, str) else "resnet18"
     raise UsageError(
-        f"weights are those of a schedule, got {show(schedule)}; give r18.network({show(name)})"
+        f"the weights are for a schedule, not for {show(schedule)}: give r18.network({show(name)})"
     )
 
 
@@ -241,9 +241,11 @@ def check_source_named(source: str, where: str) -> None:
     as the message begins.
     """
     if not is_plain(source):
+        # An escaped or shortened name would be another one.
+        option = f" {shlex.quote(source)}" if plain(source) == source else ""
         raise WeightsError(
             f"{where} names the weights '{plain(source)}', a file or folder of this machine\n"
-            f"  repeat it if that is what you want, with --weights {shlex.quote(plain(source))}; "
+            f"  repeat it if that is what you want, with --weights{option}; "
             "imagenet and synthetic need no such word"
         )
 

@@ -622,7 +622,7 @@ import r18_numpy
 
 
 def broken(*arguments):
-    return arguments[1000]
+    return arguments[1000] if "WHAT" != "run" else open("compiler")
 
 
 class Backend(r18_numpy.Backend):
@@ -646,13 +646,49 @@ def test_an_exception_of_a_kernels_code_names_kernel_problem_and_line(
     done = r18("dump", "--backend", "good:Backend", "--network", "tiny", "--out", tmp_path / "d")
     assert done.code == 2
     kernel = "good/linear/matmul/fp32"
+    raised = "IndexError in broken (good.py:7): tuple index out of range"
+    if what == "run":
+        raised = "FileNotFoundError in broken (good.py:7): [Errno 2] No such file or directory: "
+        raised += "'compiler'"
     assert done.err.endswith(
-        f"r18: kernel {kernel} raised IndexError in broken (good.py:7): tuple index out of range\n"
+        f"r18: kernel {kernel} raised {raised}\n"
         "  its problem: linear(in_features=64, out_features=10) 1×64 → 1×10\n"
         f"  r18 verify --kernels '{kernel}', with the same --backend, finds the smallest problem "
         "that shows it\n"
     )
     assert not (tmp_path / "d").exists()
+
+
+def test_tuning_names_the_kernel_that_raises(load: Callable[..., None], tmp_path: Path) -> None:
+    load()
+    Path("good.py").write_text(RAISING.replace("WHAT", "refuses"), "utf-8")
+    sys.modules.pop("good", None)
+    asked = ("--backend", "good:Backend", "--network", "tiny", "--out", tmp_path / "t.json")
+    done = r18("tune", *asked)
+    assert done.code == 2
+    assert "r18: kernel good/linear/matmul/fp32 raised IndexError in broken" in done.err
+
+
+@pytest.mark.parametrize("notes", ["None", "property(lambda self: 1 // 0)"])
+def test_an_exception_whose_notes_cannot_be_read_keeps_its_type(
+    load: Callable[..., None], notes: str
+) -> None:
+    load()
+    raising = RAISING.replace("WHAT", "run").replace(
+        'return arguments[1000] if "run" != "run" else open("compiler")', "raise Odd"
+    )
+    odd = f"class Odd(Exception):\n    __notes__ = {notes}\n\n\ndef broken("
+    Path("good.py").write_text(raising.replace("def broken(", odd), "utf-8")
+    sys.modules.pop("good", None)
+    backend = get_backend("good:Backend")
+    kernel = next(k for k in backend.kernels() if k.id == "good/linear/matmul/fp32")
+    arrays = (np.zeros(shape, np.float32) for shape in ((1, 2), (3, 2), (3,)))
+    raised = ""
+    try:  # pytest itself would read the notes
+        run_kernel(backend, kernel, Problem(Linear(2, 3), ((1, 2),)), *arrays)
+    except Exception as error:
+        raised = type(error).__name__
+    assert raised == "Odd"
 
 
 def test_an_exception_keeps_its_type_and_gets_one_note() -> None:
@@ -680,6 +716,21 @@ PARTS = {
         "memory = 64",
         "memory must be an r18.backend.device.Memory, not 64\n"
         "  Inherit it: its defaults are part of the protocol.",
+    ),
+    "memory that is None": (
+        "memory = None",
+        "memory must be an r18.backend.device.Memory, not None\n"
+        "  Inherit it: its defaults are part of the protocol.",
+    ),
+    "memory of an object": (
+        "def __init__(self):\n        self.memory = 64",
+        "memory must be an r18.backend.device.Memory, not 64\n"
+        "  Inherit it: its defaults are part of the protocol.",
+    ),
+    "a stream that cannot be called": (
+        "def __init__(self):\n        self.stream = 3",
+        "stream() raised TypeError: 'int' object is not callable\n"
+        "  This is a fault of that plugin.",
     ),
     "no stream": (
         "def stream(self):\n        self.made = 1",

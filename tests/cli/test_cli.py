@@ -517,7 +517,7 @@ def test_auto_without_a_precision_names_the_backends_that_have_it(
     refusal = command.refusal(*asked, "fp64")
     assert "backend 'numpy', which auto took, has no kernels in fp64" in refusal
     assert "\n  backends with fp64 here: exact; choose one with --backend" in refusal
-    assert "no backend has bf16 here; `r18 backends` lists" in command.refusal(*asked, "bf16")
+    assert "`r18 backends` lists the precisions of each backend" in command.refusal(*asked, "bf16")
 
 
 def test_auto_says_what_it_took(command: Command, photo: Path) -> None:

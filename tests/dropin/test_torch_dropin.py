@@ -1120,7 +1120,7 @@ def test_what_changes_nothing_is_allowed() -> None:
     model = network().to(memory_format=torch.channels_last)
     fast = optimize_resnet18(model, backend="numpy")
     assert fast.to(memory_format=torch.channels_last).to("cpu") is fast
-    with pytest.raises(UsageError, match="moves, casts or lays out none"):
+    with pytest.raises(UsageError, match="does not move, cast or reorder weights"):
         fast.to(memory_format=torch.contiguous_format)
 
 

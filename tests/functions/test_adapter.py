@@ -169,7 +169,12 @@ def test_a_result_that_the_next_call_overwrites(arrays: str) -> None:
 
     problem = Problem(ReLU(), ((2, 3),))
     one, two = (np.full((2, 3), value, np.float32) for value in (1, 2))
-    for right in (remembered, lambda x: x, lambda x: x[:]):
+
+    def into(out: Any, x: Any) -> Any:
+        out[...] = x
+        return out[...]
+
+    for right in (remembered, into, lambda x: x, lambda x: x[:]):
         kept = backend(right, "relu", arrays=arrays)
         for x in (one, two, one):
             np.testing.assert_array_equal(run_kernel(kept, kept.kernel, problem, x), x)
@@ -179,22 +184,21 @@ def test_a_result_that_the_next_call_overwrites(arrays: str) -> None:
         run_kernel(wrong, wrong.kernel, problem, two)
 
 
-def test_how_numpy_handles_errors_stays_as_the_function_leaves_it() -> None:
-    """Errors are ignored in a call, and a change that it makes can be seen after it."""
+@pytest.mark.parametrize("setting", ["ignore", "print"])
+def test_how_numpy_handles_errors_stays_as_the_function_leaves_it(setting: Any) -> None:
+    """Errors do nothing in a call, and a change that it makes can be seen after it."""
     problem, x = Problem(ReLU(), ((1, 2),)), np.float32([[0, 1]])
-    before = np.geterr()
     quiet = backend(lambda x: (x / np.float32(0)) * 0 + x, "relu")
-    with np.errstate(all="raise"):
-        raising = np.geterr()
-        run_kernel(quiet, quiet.kernel, problem, x)
-        assert np.geterr() == raising
 
     def changes(x: Any) -> Any:
-        np.seterr(divide="print")
+        np.seterr(all=setting)
         return x
 
-    one = backend(changes, "relu")
-    with np.errstate():
-        run_kernel(one, one.kernel, problem, x)
-        assert np.geterr()["divide"] == "print"
-    assert np.geterr() == before
+    changing = backend(changes, "relu")
+    with np.errstate(all="raise"):
+        before = np.geterr(), np.geterrcall()
+        run_kernel(quiet, quiet.kernel, problem, x)
+        assert (np.geterr(), np.geterrcall()) == before
+        run_kernel(changing, changing.kernel, problem, x)
+        assert set(np.geterr().values()) == {setting}
+        assert np.geterrcall() == before[1]

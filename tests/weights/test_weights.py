@@ -305,7 +305,7 @@ def test_weights_of_something_that_is_no_schedule(given: Any) -> None:
         with pytest.raises(UsageError) as caught:
             load("synthetic", given)  # type: ignore[operator]
         assert str(caught.value) == (
-            f"weights are those of a schedule, got {given!r}; give r18.network({name!r})"
+            f"the weights are for a schedule, not for {given!r}: give r18.network({name!r})"
         )
 
 

@@ -328,7 +328,7 @@ class Report:
     """The diff of two dumps, in network order; `expected` and `got` describe them.
 
     identical: both are in integers, and every file has the same bytes.
-    unchecked: where one side has no manifest, a question about the weights of the other; else ''.
+    question: about the weights of the one side, where the other has no manifest; else ''.
     """
 
     expected: str
@@ -336,7 +336,7 @@ class Report:
     atol: float
     rows: tuple[Row, ...]
     identical: bool = False
-    unchecked: str = ""
+    question: str = ""
 
     @property
     def ok(self) -> bool:
@@ -367,8 +367,8 @@ class Report:
         ]
         parts = [head, table(heads, lines), self.closing()]
         # Other weights are wrong from the first checkpoint on.
-        if self.unchecked and first_bad(self.rows) is self.rows[0]:
-            parts[-1] += f"\n{self.unchecked}"
+        if self.question and first_bad(self.rows) is self.rows[0]:
+            parts[-1] += f"\n{self.question}"
         return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -379,6 +379,7 @@ class Report:
             "atol": self.atol,
             "ok": self.ok,
             "identical": self.identical,
+            "question": self.question,
             "first_bad": None if bad is None else bad.checkpoint,
             "checkpoints": [row.to_json() for row in self.rows],
         }
@@ -402,10 +403,10 @@ def diff_dumps(
     a, b = read_pair(expected, got)
     check_comparable(a, b, allow_different_input)
     rows = tuple(_rows(a, b, atol))
-    return Report(str(a), str(b), atol, rows, _identical(a, b), _unchecked(a, b))
+    return Report(str(a), str(b), atol, rows, _identical(a, b), _question(a, b))
 
 
-def _unchecked(a: Dump, b: Dump) -> str:
+def _question(a: Dump, b: Dump) -> str:
     """Of raw files and a dump: the dump's weights, which the raw files cannot confirm; else ''."""
     if a.made is not None and b.made is not None:
         return ""

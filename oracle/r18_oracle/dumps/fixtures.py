@@ -77,10 +77,14 @@ def reference_backend(name: str | None = None) -> Backend:
     raise BackendUnavailable("reference", "; ".join(causes), "pip install 'r18[torch]'")
 
 
-def step_schedule(step: int, network_name: str = "resnet18") -> Schedule:
-    """The slice of a network that a step computes. Raises `UnknownName`."""
+def _check_step(step: int) -> None:
     if step not in STEPS:
         raise unknown("step", str(step), map(str, STEPS))
+
+
+def step_schedule(step: int, network_name: str = "resnet18") -> Schedule:
+    """The slice of a network that a step computes. Raises `UnknownName`."""
+    _check_step(step)
     first, last = STEPS[step]
     return network(network_name, softmax=last == "softmax").between(first, last)
 
@@ -235,8 +239,7 @@ def fixture_for(
     Raises `UnknownName` for a step that does not exist, `DumpError` for a fixture of another step
     or network, and what reading and loading raise.
     """
-    if step not in STEPS:
-        raise unknown("step", str(step), map(str, STEPS))
+    _check_step(step)
     folder = find_fixture(asked or default, step)
     if asked is None and not (folder / DESCRIPTION).exists():
         tell(f"no fixture in {folder} yet: making it")

@@ -70,18 +70,21 @@ class Arrays(ABC):
             raise WrongResult(f"returned {found}, expected {dtype.name} as the input has")
         self._write(result, output, shape, dtype)
 
-    def watch(self, result: Any, given: Sequence[Any]) -> None:
-        """Hold a result until the next call of this thread has been made, as a caller may.
+    def hold(self, result: Any, given: Sequence[Any]) -> None:
+        """Hold a result until this thread has made the next call, as a caller may.
 
         given: the arrays of the call; a result in their memory is not held, as the checks write to
-        it. Raises `WrongResult` if the call has overwritten the result of the one before.
+        it.
         """
+        if not any(self.overlap(result, one) for one in given):
+            self._last.one = result, self.contents(result)
+
+    def check_held(self) -> None:
+        """Raise `WrongResult` if the last call has overwritten the result that is held."""
         held, contents = getattr(self._last, "one", (None, None))
         self._last.one = None, None
         if held is not None and self.contents(held) != contents:
             raise WrongResult("overwrote the result of the call before, which its caller holds")
-        if self.owns(result) and not any(self.overlap(result, one) for one in given):
-            self._last.one = result, self.contents(result)
 
     def contents(self, result: Any) -> bytes | None:
         """The bytes of a result; None where reading them would take a copy from a device."""
@@ -173,17 +176,25 @@ class NumPyArrays(Arrays):
         host(output).as_array(shape, dtype)[...] = result
 
 
+def _nothing(what: str, flag: int) -> None:
+    """What NumPy calls for a floating-point error."""
+
+
 @contextmanager
 def _errors_ignored() -> Iterator[None]:
-    """`np.errstate(all="ignore")`, since NaN and Inf are values here (see `r18.backend`); but a
-    setting that the function changed stays as it left it, for the checks to see."""
-    before = np.seterr(all="ignore")
-    ignored = np.geterr()
+    """Floating-point errors do nothing, since NaN and Inf are values here (see `r18.backend`).
+
+    NumPy calls a function for them rather than ignoring them, so that a function which sets what
+    NumPy does has changed something whatever it sets. Its setting stays, for the checks to see.
+    """
+    errors, called = np.seterr(all="call"), np.seterrcall(_nothing)
+    inside = np.geterr()
     try:
         yield
     finally:
-        left = np.geterr()
-        np.seterr(**(before if left == ignored else left))
+        np.seterrcall(called)
+        if np.geterr() == inside:
+            np.seterr(**errors)
 
 
 class TorchArrays(Arrays):
@@ -223,8 +234,11 @@ class TorchArrays(Arrays):
         return bytes(plain.numpy().tobytes())
 
     def overlap(self, one: Any, other: Any) -> bool:
-        first, second = (array.untyped_storage().data_ptr() for array in (one, other))
-        return bool(first == second)
+        first, second = (array.untyped_storage() for array in (one, other))
+        return bool(
+            first.data_ptr() < second.data_ptr() + second.nbytes()
+            and second.data_ptr() < first.data_ptr() + first.nbytes()
+        )
 
     def _view(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Any:
         return _tensor(host(buffer).as_array(shape, dtype))

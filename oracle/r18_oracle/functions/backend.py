@@ -154,8 +154,9 @@ class FunctionKernel(Kernel):
             self.arrays.poison(output, math.prod(problem.output) * dtype.itemsize)
             result = self.function(*positional, **named)
             if out is None or (result is not None and result is not out):
-                self.arrays.watch(result, [array for array in arrays if array is not None])
+                self.arrays.check_held()
                 self.arrays.keep(result, output, problem.output, dtype)
+                self.arrays.hold(result, [one for one in (*arrays, out) if one is not None])
 
     def _written(self, problem: Problem, output: Buffer, dtype: np.dtype[Any]) -> Any:
         """The array that a function writes, in the operator's shape; None if it returns its
