@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 import r18
-from r18.errors import R18Error, kernel_note
+from r18.errors import ImageError, R18Error, kernel_note
 
 FOUND = 1
 """Exit code: the command ran, and found what it looked for (a difference, a failure)."""
@@ -160,6 +160,8 @@ def main() -> None:
 
 def _message(error: BaseException) -> str | None:
     """The message in place of a traceback; None for an error that is a bug or ends the process."""
+    if isinstance(error, ImageError) and isinstance(error.__cause__, ImageError):
+        error = error.__cause__  # it names the file; around it stands its number in a Python list
     if isinstance(error, R18Error):
         return str(error)
     if note := kernel_note(error):

@@ -20,7 +20,6 @@ from r18.cli.options import (
     WeightsSource,
     chosen_backend,
 )
-from r18.errors import ImageError
 from r18.graph.resnet import network
 from r18.images.classify import Classification, even_batch
 from r18.images.classify import classify as classify_images
@@ -93,9 +92,6 @@ def _classify(
                 top=top,
                 on_batch=lambda done: status.update(f"classified {done} of {len(images)}"),
             )
-    except ImageError as error:
-        # The cause names the file; the error also has its number, for images without a name.
-        raise (error.__cause__ if isinstance(error.__cause__, ImageError) else error) from None
     finally:
         program.close()
     if not as_json:
