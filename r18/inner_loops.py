@@ -15,6 +15,7 @@ from typing import Any
 from tabulate import tabulate
 
 from r18.backend import Backend, Ceiling, HostCode, Kernel
+from r18.backend.launch import refusal_of
 from r18.bench.roofline import algorithm_of, own_operations
 from r18.bench.tuning import Range, tuned_schedules
 from r18.errors import UsageError
@@ -242,7 +243,7 @@ def _problems(backend: Backend, kernels: Sequence[Kernel]) -> Iterator[tuple[str
         mine = {
             problem: work
             for problem, work in works[name].items()
-            if kernel.refusal(problem) is None and work
+            if refusal_of(kernel, problem) is None and work
         }
         if mine:
             yield kernel.id, max(mine, key=lambda problem: mine[problem])

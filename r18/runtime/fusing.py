@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from r18.backend import Apart, Backend, CompileOptions
+from r18.backend.launch import refusal_of
 from r18.errors import UsageError
 from r18.graph.ops import (
     AvgPoolLinear,
@@ -185,7 +186,7 @@ class _Question:
             kernel.op is type(self.problem.op)
             and kernel.precision.name == self.options.precision
             and fnmatchcase(kernel.id, pattern)
-            and kernel.refusal(self.problem) is None
+            and refusal_of(kernel, self.problem) is None
             for kernel in self.backend.kernels()
         )
 
