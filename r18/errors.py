@@ -169,9 +169,9 @@ def unknown_kernel(glob: str, ids: Iterable[str]) -> R18Error:
 
 
 def beside_one(ratio: float, digits: int, shown: Callable[[float, int], str]) -> str:
-    """A ratio in at least so many digits: near 1 in as many as tell which side of 1 it is on.
+    """A ratio in `digits` digits, or in more where it would be shown as 1 without being 1.
 
-    shown: writes a number in so many digits.
+    So the text says on which side of 1 it is. shown: writes a number in a number of digits.
     """
     while shown(ratio, digits) == "1" and ratio != 1 and digits < 17:
         digits += 1

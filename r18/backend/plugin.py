@@ -23,10 +23,8 @@ from r18.errors import BackendUnavailable, R18Error, nearest, plain, raised_in, 
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 """A backend's name: it is a part of kernel ids, files' names and comma-separated options."""
-
-
-COMPUTED = (property, cached_property)
 INHERIT = "Inherit it: its defaults are part of the protocol."
+"""The remedy for an object that is not of the protocol's class."""
 
 
 def make_backend(name: str, load: Callable[[], object]) -> Backend:
@@ -129,14 +127,15 @@ def _check_parts(name: str, backend: Backend) -> None:
     made, own = type(backend), vars(backend)
     if made.memory is not Backend.memory or "memory" in own:
         found = _answer(name, "memory", lambda: backend.memory)
+        cause = "memory must be an r18.backend.device.Memory, not "
+        if inspect.ismethod(found):
+            raise BackendUnavailable(name, f"{cause}a method", "Write @cached_property above it.")
         if not isinstance(found, Memory):
-            what = "a method" if inspect.ismethod(found) else named(found)
-            cause = f"memory must be an r18.backend.device.Memory, not {what}"
-            remedy = "Write @cached_property above it." if inspect.ismethod(found) else INHERIT
-            computed = isinstance(inspect.getattr_static(made, "memory"), COMPUTED)
-            raise BackendUnavailable(
-                name, cause + (missing_return(found) if computed else ""), remedy
+            own_code = isinstance(
+                inspect.getattr_static(made, "memory"), property | cached_property
             )
+            hint = missing_return(found) if own_code else ""
+            raise BackendUnavailable(name, f"{cause}{named(found)}{hint}", INHERIT)
     if made.stream is not Backend.stream or "stream" in own:
         found = _answer(name, "stream()", backend.stream)
         if not isinstance(found, Stream):

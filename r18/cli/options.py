@@ -21,7 +21,6 @@ from r18.graph.precision import PRECISIONS
 from r18.graph.precision import precision as precision_named
 from r18.graph.resnet import NETWORKS, network
 from r18.graph.schedule import Schedule
-from r18.runtime.listing import entries
 from r18.weights import SOURCES
 
 
@@ -171,6 +170,8 @@ def chosen_backend(name: str | None, precisions: Iterable[str] = ()) -> tuple[Ba
 def _check_precision(backend: Backend, precision: str) -> None:
     if precision_named(precision).name in {kernel.precision.name for kernel in backend.kernels()}:
         return
+    from r18.runtime.listing import entries
+
     able = [
         entry.line.name
         for entry in entries()

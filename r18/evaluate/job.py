@@ -111,7 +111,7 @@ def run_job(
     if found.left_out:
         several = f"{found.left_out} images of {job.images} are"
         some = f"1 image of {job.images} is" if found.left_out == 1 else several
-        tell(f"{some} not in {found.layout.removeprefix('labels from ')}: left out")
+        tell(f"{some} not in {found.labels}: left out")
     weights = load_weights(job.weights, schedule, job.precision)
     request = Request.of(
         job.network,

@@ -50,13 +50,14 @@ class Item:
 class ImageSet:
     """The images of an evaluation, in order; each path once.
 
-    layout: in words, how the labels were found. left_out: images of the folder that the list of
-    labels does not have.
+    layout: in words, how the labels were found. labels: the name of the list of labels; '' without
+    one. left_out: images of the folder that this list does not have.
     """
 
     folder: Path
     items: tuple[Item, ...]
     layout: str
+    labels: str = ""
     left_out: int = 0
 
     def path(self, item: Item) -> Path:
@@ -217,7 +218,7 @@ def _listed(folder: Path, path: Path, classes: int) -> ImageSet:
         )
     left_out = sum(file not in seen for file in _images_below(folder))
     found = _checked(folder, items, f"labels from {path.name}", classes)
-    return replace(found, left_out=left_out)
+    return replace(found, labels=path.name, left_out=left_out)
 
 
 def _csv_items(path: Path, text: str) -> list[Item]:

@@ -506,7 +506,7 @@ def test_auto_without_a_precision_names_the_backends_that_have_it(
     able = Entry(Listing("exact", "", cpu_, "", ""), ("fp64",))
     absent = Entry(Listing("absent", "", None, "no GPU", ""), ("fp64",))
     found = [able, absent, Entry(Listing("rough", "", cpu_, "", ""), ("fp32",))]
-    monkeypatch.setattr(options, "entries", lambda: found)
+    monkeypatch.setattr("r18.runtime.listing.entries", lambda: found)
     monkeypatch.setattr(options, "get_backend", lambda name: OnlySingle())
     arguments: dict[str, tuple[object, ...]] = {
         "classify": (photo, "--weights", "synthetic"),
