@@ -7,12 +7,14 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Plan
@@ -229,6 +231,16 @@ def output_of(code: str, *, path: Sequence[Path] = (), env: Mapping[str, str] | 
     done = run_python(code, path=path, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def own_time(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., Any]
+) -> None:
+    """Replace functions of `time` for one module alone.
+
+    Other threads keep theirs: PyTorch's compiler leaves one that sleeps again and again.
+    """
+    monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), **functions}))
 
 
 def tool_module(name: str) -> ModuleType:

@@ -9,14 +9,14 @@ import pytest
 
 from r18 import stopwatch
 from r18.stopwatch import OTHER, part
-from support import output_of
+from support import output_of, own_time
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A fake clock: the time is the first element."""
     now = [100.0]
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
+    own_time(monkeypatch, stopwatch, perf_counter=lambda: now[0])
     return now
 
 

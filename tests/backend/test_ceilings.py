@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from r18.backend import ceilings
+from support import own_time
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(ceilings.time, "sleep", found.append)
+    own_time(monkeypatch, ceilings, sleep=found.append)
     return found
 
 

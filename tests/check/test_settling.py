@@ -12,6 +12,7 @@ from r18_oracle.check import call, checks
 from r18_oracle.check.checks import LEAST_SECONDS, SETTLE_SECONDS, Tally, examine
 from r18_oracle.generate.inputs import CASES
 from r18_oracle.judge import verdict
+from support import own_time
 
 PROBLEMS = {
     "numpy/conv2d/im2col/fp32": Problem(Conv2d(2, 3, (3, 3), bias=True), ((1, 2, 5, 4),)),
@@ -35,7 +36,7 @@ def answers(
     monkeypatch.setattr(checks, "SETTLE_SECONDS", seconds)
     monkeypatch.setattr(verdict, "ANSWERS", verdict.Answers(1 << 20))
     monkeypatch.setattr(verdict, "_answer", watched)
-    monkeypatch.setattr(call.time, "sleep", slept.append)
+    own_time(monkeypatch, call, sleep=slept.append)
     CASES.clear()
     backend = get_backend("numpy")
     (kernel,) = (one for one in backend.kernels() if one.id == kernel_id)

@@ -28,7 +28,7 @@ from r18.demo.second import Second
 from r18.errors import R18Error, UsageError, WeightsError
 from r18.graph.resnet import network, resnet18
 from r18.weights import load_weights, sources
-from support import ROOT, random_weights
+from support import ROOT, own_time, random_weights
 
 TOOL = ROOT / "tools" / "draw_demo_picture.py"
 
@@ -323,7 +323,7 @@ def test_a_slow_download_is_given_up(hub: Path, monkeypatch: pytest.MonkeyPatch)
         def read1(self, size: int | None = -1) -> bytes:
             return next(blocks)
 
-    monkeypatch.setattr(sources.time, "monotonic", lambda: next(times))
+    own_time(monkeypatch, sources, monotonic=lambda: next(times))
     monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: Slow())
     with pytest.raises(WeightsError, match="cannot be downloaded: incomplete after 20 s"):
         sources.imagenet_weights(resnet18(), 20.0)
