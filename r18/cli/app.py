@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import r18
 from r18.errors import ImageError, R18Error, kernel_note
@@ -78,6 +79,27 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
 
 
+class _Command(TyperCommand):
+    """A subcommand, for which an option's name is never the value of the option before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        nargs = {
+            name: 0 if getattr(one, "is_flag", False) else one.nargs
+            for one in self.get_params(ctx)
+            for name in (*one.opts, *one.secondary_opts)
+            if name.startswith("-")  # no positional argument
+        }
+        rest = iter(args)
+        for word in rest:
+            if word == "--":
+                break
+            for value in islice(rest, nargs.get(word, 0)):
+                if value in nargs:
+                    values = "a value" if nargs[word] == 1 else f"{nargs[word]} values"
+                    ctx.fail(f"Option '{word}' needs {values}; '{value}' is an option.")
+        return super().parse_args(ctx, args)
+
+
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"r18 {r18.__version__}")
@@ -134,13 +156,13 @@ def application(asked: Sequence[str] = ()) -> typer.Typer:
     for name in () if named else COMMANDS:
         _add(app, name)
     for entry in named or brought:
-        app.command(entry.name)(_brought(entry))
+        app.command(entry.name, cls=_Command)(_brought(entry))
     return app
 
 
 def _add(app: typer.Typer, name: str) -> None:
     """One of `COMMANDS`."""
-    app.command(name)(getattr(importlib.import_module(f"r18.cli.{name}"), name))
+    app.command(name, cls=_Command)(getattr(importlib.import_module(f"r18.cli.{name}"), name))
 
 
 def main() -> None:

@@ -497,6 +497,31 @@ class OnlySingle(NumpyBackend):
         return tuple(one for one in super().kernels() if one.precision.name == "fp32")
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("report", "--dumps", "a", "--out", "b"), "'--dumps' needs 2 values; '--out' is an"),
+        (("report", "--out", "--svg", "a"), "'--out' needs a value; '--svg' is an"),
+        (("verify", "--backend", "--help"), "'--backend' needs a value; '--help' is an"),
+    ],
+)
+def test_an_option_is_not_the_value_of_another(
+    command: Command, args: tuple[str, ...], message: str
+) -> None:
+    done = command(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_a_value_may_look_like_an_option(command: Command, tmp_path: Path) -> None:
+    """Joined with `=`, a value is whatever follows; a positional argument has no name."""
+    done = command("report", f"--records={tmp_path}", "--out=--svg")
+    assert done.returncode == 2
+    assert "is an option" not in done.stderr
+    done = command("diff", "expected", "--atol=1", "got")
+    assert "'expected' does not exist" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["classify", "plan", "evaluate", "tune", "roofline", "step"])
 def test_auto_without_a_precision_names_the_backends_that_have_it(
     command: Command, photo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
