@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import checked_kernels
-from r18_oracle.functions.arithmetic import expected_of
+from r18_oracle.functions.arithmetic import Arithmetic, expected_of
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.functions.kinds import KINDS
 from r18_oracle.functions.likes import LIKES
 from r18_oracle.functions.target import Target
+from r18_oracle.probe import settle as settling
 from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.order import order_of
 from r18_oracle.probe.settle import MOST_ELEMENTS, MOST_MACS, Found, settle
@@ -186,6 +187,41 @@ def test_a_call_of_little_work_does_not_say_how_fast_a_function_is(
     module = sys.modules[settle.__module__]
     monkeypatch.setattr(module, "_call", lambda backend, problem: 1e-3 + problem.macs / 1e9)
     assert settled("numpy:matmul").rate > 0.7e9
+
+
+HALF_SUMS = Arithmetic("sum", "float32", "float32", "float16")
+WHOLE_SUMS = Arithmetic("sum", "float32", "float32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("second", "note", "said"),
+    [
+        (WHOLE_SUMS, "its sums keep 24 bits", "; it multiplies float32 and sums in float32"),
+        (None, "no known arithmetic gives it", "; no known arithmetic gives it. Its results"),
+    ],
+)
+def test_what_a_second_probing_does_not_find_is_not_said(
+    monkeypatch: pytest.MonkeyPatch, second: Arithmetic | None, note: str, said: str
+) -> None:
+    """A function that is wrong now and then looks like one that sums in less."""
+    answers = [(HALF_SUMS, ("its sums keep 11 bits",)), (second, (note,))]
+    monkeypatch.setattr(settling, "_arithmetic", lambda *arguments: answers.pop(0))
+    found = settled("matmul_sequential")
+    assert not answers
+    assert (found.arithmetic, found.below, found.target.contract) == (None, (), "sum,float32")
+    assert "two answers: it multiplies float32 and sums in float16" in found.notes[0]
+    assert said in found.notes[0]
+
+
+@pytest.mark.parametrize(("first", "asked"), [(HALF_SUMS, 2), (WHOLE_SUMS, 1)])
+def test_only_less_than_expected_is_probed_twice(
+    monkeypatch: pytest.MonkeyPatch, first: Arithmetic, asked: int
+) -> None:
+    answers = [(first, ("a note",))] * 2
+    monkeypatch.setattr(settling, "_arithmetic", lambda *arguments: answers.pop())
+    found = settled("matmul_sequential")
+    assert len(answers) == 2 - asked
+    assert (found.arithmetic, found.notes) == (first, ("a note",))
 
 
 def test_a_function_of_multiples_of_8_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:

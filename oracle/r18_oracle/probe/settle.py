@@ -97,16 +97,31 @@ def _settled(target: Target, announce: Announce, also: Sequence[Problem]) -> Fou
         note = f"could not be probed: it raised {described(paced.error)}"
         return Found(_declared(named), None, (), (note,), 0.0, 0.0)
     seconds, rate, longest = paced
-    result = attempted(lambda: _arithmetic(backend, named, longest, announce, also))
-    if isinstance(result, Raised):
-        note = f"could not be probed: it raised {described(result.error)}"
-        return Found(_declared(named), None, (), (note,), seconds, rate)
-    arithmetic, notes = result
+
+    def probed() -> tuple[Arithmetic | None, tuple[str, ...]]:
+        result = attempted(lambda: _arithmetic(backend, named, longest, announce, also))
+        if isinstance(result, Raised):
+            return None, (f"could not be probed: it raised {described(result.error)}",)
+        return result
+
+    arithmetic, notes = probed()
     if arithmetic is None:
         return Found(_declared(named), None, (), notes, seconds, rate)
     below = arithmetic.below(named.expected)
+    if below and (second := probed())[0] != arithmetic:  # a wrong result now and then
+        note = _differing(arithmetic, *second)
+        return Found(_declared(named), None, (), (note,), seconds, rate)
     settled = named if named.contract else named.with_contract(arithmetic)
     return Found(settled, arithmetic, below, notes, seconds, rate)
+
+
+def _differing(first: Arithmetic, second: Arithmetic | None, notes: tuple[str, ...]) -> str:
+    """What two probings found that do not agree; notes: of the second."""
+    other = notes[0] if second is None else f"it {second.words()}"
+    return (
+        f"probed twice, with two answers: it {first.words()}; {other}. "
+        "Its results differ from call to call: judged by what is expected"
+    )
 
 
 def unsettled(target: Target) -> Target:
