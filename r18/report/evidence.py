@@ -115,7 +115,7 @@ class Evidence:
     sanitized: Records = field(default_factory=dict)
     evaluation: Evaluation | None = None
     images: Path | None = None
-    network: str | None = "resnet18"
+    network: str | None = None
     diff: Mapping[str, Any] | None = None
 
 
@@ -123,7 +123,7 @@ def gather(
     folder: Path,
     evaluation: Path | None = None,
     images: Path | None = None,
-    network: str | None = "resnet18",
+    network: str | None = None,
     diff: Mapping[str, Any] | None = None,
 ) -> Evidence:
     """Read and check all evidence; see `Evidence`.
