@@ -2,7 +2,8 @@
 
 Contents are written to a hidden sibling of the target, flushed to the disk, and then renamed. An
 error, or Ctrl-C, removes the sibling and leaves the target as it was. After a crash of the machine
-a sibling named `.TARGET.….tmp` may stay; nothing reads it.
+a sibling named `.TARGET.….tmp` may stay; nothing reads it. A file's link is followed, and a pipe or
+a device, such as `/dev/stdout`, is written to: neither is replaced.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from r18.errors import R18Error, UsageError
+
+MOST_NAME = 200
+"""The bytes of a target's name that are in the sibling's."""
+MOST_LINKS = 40
+"""The links in a row that a system follows."""
 
 
 def check_folder(path: Path, option: str, *, writable: bool = True) -> None:
@@ -30,7 +37,9 @@ def check_file(path: Path, option: str) -> None:
     """Raise `UsageError` where no file could be written at `path`: results would be lost."""
     if path.is_dir():
         raise UsageError(f"{option} '{path}' is a folder; name a file in it")
-    if why := _no_folder(path.parent, writable=True):
+    if _is_stream(path):
+        return
+    if why := _no_folder(_followed(path).parent, writable=True):
         raise UsageError(f"cannot write '{path}': {why}; choose another place")
 
 
@@ -46,8 +55,16 @@ def _no_folder(path: Path, writable: bool) -> str:
 def new_file(target: Path) -> Iterator[Path]:
     """Yields a path to write; when the block ends, that file replaces `target` in one step.
 
-    Folders above it are made. Raises `OSError`.
+    Folders above it are made. A pipe or a device gets the file's contents then. Raises `OSError`.
     """
+    if _is_stream(target):
+        with tempfile.TemporaryDirectory(prefix="r18-") as folder:
+            draft = Path(folder, target.name)
+            yield draft
+            with draft.open("rb") as written, target.open("ab") as stream:
+                shutil.copyfileobj(written, stream)
+        return
+    target = _followed(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _sibling(target)
     try:
@@ -156,8 +173,29 @@ def _replace(draft: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _is_stream(path: Path) -> bool:
+    """Whether `path` takes what is written and is no file to replace: a pipe, a device, a socket.
+
+    So is what is open already, such as `/dev/stdout`, even if it is a file: `/proc` has its name.
+    """
+    for _ in range(MOST_LINKS):
+        path = Path(os.path.realpath(path.parent), path.name)
+        if path.is_relative_to("/proc"):
+            return path.exists()
+        if not path.is_symlink():
+            break
+        path = path.parent / os.readlink(path)
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
+def _followed(path: Path) -> Path:
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def _sibling(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    """A new name beside `target`, of no more than the 255 bytes that a file system takes."""
+    name = os.fsencode(target.name)[:MOST_NAME].decode("utf-8", "ignore")
+    return target.with_name(f".{name}.{secrets.token_hex(6)}.tmp")
 
 
 def _flush(path: Path) -> None:

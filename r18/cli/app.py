@@ -9,6 +9,7 @@ else is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import r18
-from r18.errors import ImageError, R18Error, kernel_note
+from r18.errors import ImageError, R18Error, kernel_note, plain
 
 FOUND = 1
 """Exit code: the command ran, and found what it looked for (a difference, a failure)."""
@@ -188,6 +189,8 @@ def _message(error: BaseException) -> str | None:
         return str(error)
     if note := kernel_note(error):
         return note
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"'{plain(error.filename)}': the file system takes no name of that length"
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         remedy = f"pip install 'r18[{EXTRAS[error.name]}]'"
         return f"this needs {error.name}, which is not installed\n  {remedy}"

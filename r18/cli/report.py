@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from r18 import records
-from r18.atomic import check_file, write_text
-from r18.cli.options import RecordFolder
+from r18.atomic import check_file, check_folder, write_text
+from r18.cli.options import RecordFolder, checked_place
 from r18.errors import UsageError
 from r18.graph.resnet import NETWORKS
 
@@ -39,7 +39,11 @@ def report(
     atol: Annotated[float, typer.Option(help="Largest difference allowed between --dumps.")] = 1e-4,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("exports/report.html"),
     svg: Annotated[
-        Path | None, typer.Option(help="Also write pictures for a README to this folder.")
+        Path | None,
+        typer.Option(
+            help="Also write pictures for a README to this folder.",
+            callback=checked_place(check_folder, "--svg"),
+        ),
     ] = None,
 ) -> None:
     """Write one self-contained page of records, an evaluation and dumps.

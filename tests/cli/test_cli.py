@@ -321,6 +321,20 @@ def test_the_oracle_refuses_an_unknown_network_before_it_runs(
     assert message in command.refusal(*args, "--network", "resnet19")
 
 
+@pytest.mark.parametrize(
+    "args",
+    [("tune", "--out"), ("verify", "--junit"), ("kernels", "--backend")],
+    ids=lambda args: args[0],
+)
+def test_a_name_that_no_file_can_have_is_an_error_in_words(
+    command: Command, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = command.refusal(*args, "o" * 300)
+    assert "ooo" in refused
+    assert "the file system takes no name of that length" in refused
+
+
 def test_export_refuses_a_format_with_all_that_it_knows(command: Command) -> None:
     text = command.refusal("export", "--network", "tiny", "--format", "onnx", "--out", "x")
     assert "unknown export format 'onnx'" in text
@@ -334,6 +348,9 @@ def test_export_refuses_a_format_with_all_that_it_knows(command: Command) -> Non
         (("tune", "--backend", "numpy", "--out", "file/t.json"), "cannot write 'file/t.json': "),
         (("profile", "--trace", "file"), "--trace file: 'file' is no folder"),
         (("bench", "--benchmark-json", "folder"), "--benchmark-json 'folder' is a folder"),
+        (("verify", "--junit", "folder"), "--junit 'folder' is a folder"),
+        (("verify", "--html", "file/page.html"), "cannot write 'file/page.html': "),
+        (("report", "--svg", "file"), "--svg file: 'file' is no folder"),
         (("bench", "--record", "--records", "file"), "--records file: 'file' is no folder"),
         (("roofline", "--measure", "--records", "file"), "--records file: 'file' is no folder"),
         (("evaluate", "--images", "folder", "--records", "file/r"), "file' is no folder"),

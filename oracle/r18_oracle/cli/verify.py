@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from r18.atomic import check_file
 from r18.backend.registry import VARIABLE
 from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import (
@@ -21,6 +22,7 @@ from r18.cli.options import (
     RecordFolder,
     WeightsSource,
     backend_names,
+    checked_place,
     listed,
 )
 from r18.errors import UsageError
@@ -70,9 +72,18 @@ ExpectedFailures = Annotated[
 Recorded = Annotated[
     bool, typer.Option("--record", help="Also write the result to the device's record.")
 ]
-JunitFile = Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")]
+JunitFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Also write JUnit XML to this file.", callback=checked_place(check_file, "--junit")
+    ),
+]
 HtmlFile = Annotated[
-    Path | None, typer.Option(help="Also write a self-contained page to this file.")
+    Path | None,
+    typer.Option(
+        help="Also write a self-contained page to this file.",
+        callback=checked_place(check_file, "--html"),
+    ),
 ]
 
 
