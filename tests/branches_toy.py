@@ -51,6 +51,11 @@ def refuses(problem: Problem) -> str | None:
 class Compiled(HostKernel):
     """A kernel with three device functions: for few elements, for more, and one never launched."""
 
+    @property
+    def variant_of(self) -> str | None:  # type: ignore[override]
+        """A property, as the protocol allows; only plans read it."""
+        return None
+
     def function_labels(self, problem: Problem | None = None) -> tuple[str, ...]:
         if problem is None:
             return "few", "many", "never"

@@ -18,9 +18,14 @@ POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has neither links no
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")
-    with pytest.raises(KeyError), new_file(target) as draft:
-        draft.write_text("half")
-        raise KeyError
+
+    def interrupted() -> None:
+        with new_file(target) as draft:
+            draft.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import PurePath
 
 from r18.backend.device import DeviceInfo
 from r18.backend.plugin import (
@@ -72,7 +73,10 @@ def load_backend(name: str) -> Backend:
         if not module or not attribute:
             raise UsageError(f"'{name}' is not of the form module:attr")
         if written := module_of_file(module):
-            raise UsageError(f"'{plain(name)}' names a file: write {written}:{attribute}")
+            how, place = f"write {written}", PurePath(module)
+            if place.is_absolute() or ".." in place.parts:  # no module's name leads there
+                how = f"run r18 in {plain(place.parent)} and write {place.stem}"
+            raise UsageError(f"'{plain(name)}' names a file: {how}:{attribute}")
         return make_backend(name, lambda: named_object(module, attribute))
     points = _claims()
     if name not in points:

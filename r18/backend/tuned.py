@@ -30,6 +30,8 @@ from r18.machine import cache_folder
 FORMAT = 1
 APART = "apart"
 """In a table's file, in place of a kernel's id."""
+READERS = set[str]()
+"""The backends that have looked for their table in this process."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
 
     Raises `UsageError` for a file that is no table.
     """
+    READERS.add(backend)
     found = None
     for path in (shipped / f"{device.slug}.json", users_table(backend, device)):
         if path.is_file():
@@ -171,6 +174,7 @@ def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
 
 __all__ = [
     "APART",
+    "READERS",
     "Apart",
     "Fastest",
     "Preferred",

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from r18.atomic import check_file
 from r18.backend import Backend, CompileOptions, Table
-from r18.backend.tuned import read_table, users_table
+from r18.backend.tuned import READERS, read_table, users_table
 from r18.bench.in_network import tune_in_network
 from r18.bench.tuning import TUNED_OPS, tuned_schedules
 from r18.bench.tuning import tune as tuned
@@ -65,10 +65,11 @@ def tune(
 ) -> None:
     """Time every kernel that takes a problem of the network, and keep the fastest as data.
 
-    The table keeps what it holds of other problems. Plans on this device then use it; it changes
-    only speed. At level all, kernels that compute max-pooling with its convolution are measured
-    next to separate ones. In int8 the network is measured in integers and in fp8 in scaled e4m3,
-    both at level all. Exit code 2 when there was nothing to measure.
+    The table keeps what it holds of other problems. Plans on this device then use it, if the
+    backend reads tables, as cupy and numba do; it changes only speed. At level all, kernels that
+    compute max-pooling with its convolution are measured next to separate ones. In int8 the network
+    is measured in integers and in fp8 in scaled e4m3, both at level all. Exit code 2 when there was
+    nothing to measure.
 
     The fastest kernel in isolation may not be the fastest in the network, where launches overlap.
     With --in-network the whole network is timed. First each pair of ops that one kernel can compute
@@ -79,6 +80,8 @@ def tune(
     """
     names = listed(precision, "--precision")
     chosen, device = chosen_backend(backend, names)
+    if chosen.name not in READERS:
+        typer.echo(f"plans of '{chosen.name}' read no table: it calls no find_table", err=True)
     path = out or users_table(chosen.name, device)
     for name in names:
         precision_named(name)

@@ -416,6 +416,8 @@ NAMES = {
     ),
     "good.py:Backend": "'good.py:Backend' names a file: write good:Backend",
     "./good.py:Backend": "'./good.py:Backend' names a file: write good:Backend",
+    "/x/good.py:B": "'/x/good.py:B' names a file: run r18 in /x and write good:B",
+    "../good:B": "'../good:B' names a file: run r18 in .. and write good:B",
 }
 
 

@@ -126,6 +126,11 @@ def test_a_fault_is_caught_by_its_check_whatever_the_seed(fault: Fault, brief: b
         caught(campaign(fault, seed, 0.0, not brief or in_state).finding, fault, seed)
 
 
+def test_a_write_to_a_workspace_of_no_bytes_names_it() -> None:
+    (fault,) = (one for one in FAULTS if "writes_to_a_workspace_of_no" in one.kernel.id)
+    assert first(fault).message == "wrote to the workspace buffer, which has 0 bytes"
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kernel.id)
 def test_its_problem_is_shrunk_and_its_finding_replays(fault: Fault) -> None:
     seen_here(fault)

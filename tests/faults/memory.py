@@ -278,6 +278,13 @@ _WRITES = (
         scratch=lambda problem: 100,
     ),
     fault(
+        ReLU,
+        "writes_to_a_workspace_of_no_bytes",
+        "one element of a workspace that it did not ask for",
+        "guard_zones",
+        then(RELU, lambda x, w, out, scratch: _poke(scratch, 0)),
+    ),
+    fault(
         Add,
         "writes_before_its_input",
         "one element before its first input",

@@ -117,6 +117,8 @@ class _Calls:
         """Make all calls, or those up to the first that fails."""
         try:
             self.device = device_of(self.backend)
+            for one in (self.one, *self.backend.variants(self.one)):
+                _ = one.variant_of  # only plans read it
             self._host_code()
             if self.device is not None:
                 self._campaign()

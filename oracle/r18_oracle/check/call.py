@@ -34,10 +34,12 @@ from r18.backend import (
     prepare_weights,
     upload,
 )
+from r18.errors import described
 from r18.graph.ops import Problem
 from r18.runtime.arena import aligned
 from r18_oracle.cases import Case
 from r18_oracle.check.watch import Process, intrusions
+from r18_oracle.functions.arrays import WrongResult
 from r18_oracle.judge.reference import kernel_running
 
 T = TypeVar("T")
@@ -268,6 +270,12 @@ class Raised:
 
     error: BaseException
 
+    def words(self) -> str:
+        """`raised ValueError: its text`; a `WrongResult` says itself what the function did."""
+        if isinstance(self.error, WrongResult):
+            return str(self.error)
+        return f"raised {described(self.error)}"
+
 
 def attempted(call: Callable[[], T]) -> T | Raised:
     """The result of a kernel's call, or the error that it raised; Ctrl-C is raised on.
@@ -391,6 +399,9 @@ def stray_write(arena: Arena, before: Array, seen: Array) -> str | None:
         begin = offset + nbytes
     if wrong < 0:
         return None
+    empty = [name for name, (_, nbytes) in arena.spans.items() if nbytes == 0]
+    if wrong == 0 and empty:  # NumPy's view of no bytes points to where the whole begins
+        return f"wrote to the {' or the '.join(empty)} buffer, which has 0 bytes"
     name, at = arena.place(wrong)
     if at < 0:
         return f"wrote {-at} byte(s) before the beginning of the {name} buffer"

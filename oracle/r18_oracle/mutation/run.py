@@ -18,7 +18,7 @@ from r18.graph.resnet import network as schedule_of
 from r18.machine import caching_in, cpus
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import KINDS
-from r18_oracle.mutation.mutants import Mutant, sample
+from r18_oracle.mutation.mutants import Mutant, Target, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
 from r18_oracle.mutation.reach import shown
 from r18_oracle.mutation.record import Journal, Known
@@ -340,18 +340,22 @@ def _unchanged_programs(
     precisions = dict.fromkeys(p for mutant in trials for p in sample.precisions(mutant))
     jobs = [_job(question, None, [], {}, [precision]) for precision in precisions]
     for outcome in pool.run(jobs):
-        _must_pass(_result(outcome))
+        _must_pass(_result(outcome), question.target)
 
 
-def _must_pass(passed: Any) -> bool:
+def _must_pass(passed: Any, target: Target) -> bool:
     """Whether something unchanged has passed in time; raises `R18Error` for a finding."""
     if not isinstance(passed, Finding):
         return True
     if passed.check == LATE:
         return False
-    raise R18Error(
-        "the unchanged kernels must pass before mutants mean anything:\n" + passed.describe()
-    )
+    message = "the unchanged kernels must pass before mutants mean anything:\n" + passed.describe()
+    if target.path.is_file():
+        message += (
+            f"\nA copy of {target.path.name} ran, without the files beside it.\n"
+            "  If it reads one, make a package of them: a folder with an __init__.py"
+        )
+    raise R18Error(message)
 
 
 def _baseline(
@@ -365,7 +369,7 @@ def _baseline(
     jobs = [_job(question, None, [name], {}) for name in kernels]
     for outcome in pool.run(jobs):
         passed = _result(outcome)
-        if not _must_pass(passed):
+        if not _must_pass(passed, question.target):
             continue
         (name,) = outcome.job.arguments["kernels"]
         paces[name] = Pace(outcome.seconds, passed.silence)
