@@ -149,8 +149,9 @@ def judged(rows: Sequence[Row]) -> str:
     worst = max(rows, key=lambda row: row.loss or 0.0, default=None)
     if worst is None:
         return "no output was judged"
+    count = f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
     return (
-        f"outputs of {len(rows)} rows judged against float64: at most {worst.loss:.3g} of the "
+        f"outputs of {count} judged against float64: at most {worst.loss:.3g} of the "
         f"bound ({worst.backend}, {worst.precision}, batch {worst.batch})"
     )
 

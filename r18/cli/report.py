@@ -16,6 +16,14 @@ from r18.graph.resnet import NETWORKS
 PAGE = b"<!doctype html"
 """What a page begins with."""
 
+Pictures = Annotated[
+    Path | None,
+    typer.Option(
+        help="Also write pictures for a README to this folder.",
+        callback=checked_place(check_folder, "--svg"),
+    ),
+]
+
 
 def report(
     record_folder: RecordFolder = records.FOLDER,
@@ -38,13 +46,7 @@ def report(
     ] = None,
     atol: Annotated[float, typer.Option(help="Largest difference allowed between --dumps.")] = 1e-4,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("exports/report.html"),
-    svg: Annotated[
-        Path | None,
-        typer.Option(
-            help="Also write pictures for a README to this folder.",
-            callback=checked_place(check_folder, "--svg"),
-        ),
-    ] = None,
+    svg: Pictures = None,
 ) -> None:
     """Write one self-contained page of records, an evaluation and dumps.
 

@@ -24,7 +24,7 @@ from r18.bench.contenders import contenders, peer_contender
 from r18.bench.inputs.from_host import STRETCHES
 from r18.bench.rows import PACES, Contender, Row, with_ratios
 from r18.bench.run import Result
-from r18.bench.tables import from_host_table, pytest_benchmark, step_table, table
+from r18.bench.tables import from_host_table, judged, pytest_benchmark, step_table, table
 from r18.bench.timing import bench, random_images, rotated
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.graph.resnet import resnet18, tiny
@@ -513,6 +513,13 @@ def test_the_best_peer_is_the_fastest_in_any_way() -> None:
     assert [r.best_ratio for r in found] == [3.0, 2.0, 1.5, 1.0, 3.0, 1.0]
     assert [r.best_peer for r in found] == [compiled] * 4 + [graph] * 2
     assert [r.ratio for r in found] == [1.5, 1.0, 0.75, 0.5, None, None]
+
+
+def test_judged_rows_are_counted_in_the_singular_and_the_plural() -> None:
+    worst = row(loss=0.25)
+    said = " judged against float64: at most 0.25 of the bound (x, fp32, batch 4)"
+    assert judged([worst]) == f"outputs of 1 row{said}"
+    assert judged([row(loss=0.125), worst]) == f"outputs of 2 rows{said}"
 
 
 def test_steps_are_medians_over_the_repeats() -> None:

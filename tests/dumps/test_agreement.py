@@ -209,9 +209,16 @@ def test_other_input_weights_or_checkpoints(three: list[Path], tmp_path: Path) -
 
 
 def test_weights_that_are_elsewhere_or_not_those(copies: list[Path], tmp_path: Path) -> None:
-    moved = {"source": str(tmp_path / "gone.npz"), "sha256": load_weights("synthetic", TINY).sha256}
+    moved, sha256 = tmp_path / "gone.npz", load_weights("synthetic", TINY).sha256
     for one in copies:
-        edit(one, weights=moved)
+        edit(one, weights={"source": str(moved), "sha256": sha256})
+    assert refused(copies, WeightsError) == (
+        f"the dump '{copies[0]}' names the weights '{moved}', a file or folder of this machine\n"
+        f"  repeat it if that is what you want, with --weights {moved}; "
+        "imagenet and synthetic need no such word"
+    )
+    for one in copies:
+        edit(one, weights={"source": "imagenet", "sha256": sha256})  # which has no tiny
     said = refused(copies)
     assert said.startswith(f"the weights of '{copies[0]}' are missing: ")
     assert said.endswith("\n  give the source of the dumps' weights with --weights")
@@ -237,6 +244,13 @@ def test_kernels_and_backends_that_are_not_known_here(copies: list[Path]) -> Non
     for one in copies:
         edit(one, network="alexnet")
     assert "is of an unknown network: unknown network 'alexnet'" in refused(copies)
+
+
+def test_one_checkpoint_is_named_in_the_singular(tmp_path: Path) -> None:
+    names = ("numpy", "torch")
+    dumps = [dump(tmp_path / name, name, checkpoints="logits") for name in names]
+    closing = compare_by_bounds(dumps).closing()
+    assert closing.startswith("the only checkpoint agrees: no two dumps are farther apart than ")
 
 
 def test_how_many(three: list[Path]) -> None:

@@ -237,6 +237,9 @@ def test_images_from_files(tmp_path: Path, dumped: Path, weights: Weights) -> No
         chosen(TINY, weights.preprocess, files=["a.png"], raw="b.bin")
     with pytest.raises(UsageError, match=r"--batch 3 does not fit the 2 samples of 'input\.bin'"):
         chosen(TINY, weights.preprocess, raw=dumped / "input.bin", batch=3)
+    seeded(TINY, 1).values.tofile(tmp_path / "one.bin")
+    with pytest.raises(UsageError, match=r"--batch 2 does not fit the 1 sample of 'one\.bin'"):
+        chosen(TINY, weights.preprocess, raw=tmp_path / "one.bin", batch=2)
     with pytest.raises(UsageError, match="1 values that are NaN or infinite"):
         Images(np.array([[math.nan]], np.float32), "test")
 
@@ -718,6 +721,30 @@ def test_dump_command_of_a_file(tmp_path: Path, dumped: Path) -> None:
     made = read_dump(tmp_path / "b").made
     assert made is not None
     assert made.input.source == "red.png"
+
+
+@pytest.mark.parametrize("option", ["--input", "--image"])
+def test_a_seed_is_refused_next_to_a_file(option: str, tmp_path: Path, dumped: Path) -> None:
+    args = ("--backend", "numpy", "--network", "tiny", "--out", tmp_path / "a")
+    for seed in (0, 2):
+        result = invoke("dump", *args, option, dumped / "input.bin", "--seed", seed)
+        assert isinstance(result.exception, UsageError)
+        assert str(result.exception) == (
+            f"--seed {seed} is for seeded images, not for {option}; leave one out"
+        )
+    assert not (tmp_path / "a").exists()
+    assert invoke("dump", *args, "--seed", 2).exit_code == 0
+    made = read_dump(tmp_path / "a").made
+    assert made is not None
+    assert made.input.source == "seed 2"
+
+
+def test_one_checkpoint_is_named_in_the_singular(tmp_path: Path) -> None:
+    args = ("--backend", "numpy", "--network", "tiny", "--checkpoints", "logits")
+    result = invoke("dump", *args, "--out", tmp_path / "a")
+    assert result.stdout.splitlines()[-1].startswith("dumped: 1 checkpoint -> ")
+    same = invoke("diff", tmp_path / "a", tmp_path / "a")
+    assert same.stdout.endswith("\nthe only checkpoint agrees within atol 1e-4\n")
 
 
 def test_the_tool_is_the_same_diff(dumped: Path, weights: Weights, tmp_path: Path) -> None:

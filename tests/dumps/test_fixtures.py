@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 import commands
 import r18_oracle.dumps.fixtures as fixtures_module
+from quantised_weights import quantised_weights
 from r18.backend import Array, Backend, CompileOptions, Kernel
 from r18.backend.host import HostKernel
 from r18.errors import BackendUnavailable, DumpError, UnknownName, UsageError
@@ -26,6 +27,7 @@ from r18.graph.resnet import network
 from r18.weights import Weights, export_weights, load_weights
 from r18_numpy import Backend as NumpyBackend
 from r18_oracle.cli.fixtures import parse_steps
+from r18_oracle.cli.step import FLOATS
 from r18_oracle.dumps.dumps import diff_dumps, read_dump, write_dump
 from r18_oracle.dumps.fixtures import (
     STEPS,
@@ -354,10 +356,82 @@ def test_a_step_makes_its_fixture_when_there_is_none(
     assert isinstance(both.exception, UsageError)
 
 
+def test_every_place_of_a_set_is_checked_before_the_first_fixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = ("--network", "tiny", "--outdir", "set", "--reference", "numpy")
+    assert invoke("fixtures", *common, "--steps", "4").exit_code == 0
+    taken = invoke("fixtures", *common, "--steps", "2-7")
+    assert str(taken.exception) == (
+        "cannot write the fixture 'set/step4': one is there already\n"
+        "  replace it with --force (overwrite=True), or choose another folder"
+    )
+    (tmp_path / "set" / "step7").write_text("a file")
+    forced = invoke("fixtures", *common, "--steps", "2-7", "--force")
+    assert "'set/step7': it is a file or a link; name a folder" in str(forced.exception)
+    unknown_ = invoke("fixtures", *common, "--steps", "2-3,8")
+    assert str(unknown_.exception).startswith("unknown step '8'")
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["step4", "step7"]
+    again = invoke("fixtures", *common, "--steps", "2-3,3,5-6")
+    assert again.exit_code == 0, again.exception
+    assert [line.split()[2] for line in again.stdout.splitlines()] == ["2", "3", "5", "6"]
+
+
+def test_places_are_checked_before_weights_are_read(tmp_path: Path) -> None:
+    (tmp_path / "step2").write_text("a file")
+    absent = ("--weights", tmp_path / "absent.npz")
+    for force in ((), ("--force",)):
+        done = invoke("fixtures", "--network", "tiny", "--outdir", tmp_path, *absent, *force)
+        assert "it is a file or a link; name a folder" in str(done.exception)
+
+
+@pytest.mark.parametrize("outdir", ["link", "link/below"])
+def test_a_link_that_leads_nowhere_is_no_folder(
+    outdir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("nowhere")
+    done = invoke("fixtures", "--network", "tiny", "--outdir", outdir, "--steps", "7")
+    assert str(done.exception) == (
+        f"cannot write the fixture '{outdir}/step7': 'link' is a link that leads nowhere; "
+        "name a folder"
+    )
+    Path("nowhere").mkdir()
+    done = invoke("fixtures", "--network", "tiny", "--outdir", outdir, "--steps", "7")
+    assert done.exit_code == 0, done.exception
+    assert (Path("nowhere") / Path(outdir, "step7").relative_to("link") / "input.bin").exists()
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_step_of_a_quantised_network_is_refused_at_once(
+    precision: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke("step", 3, "--backend", "numpy", "--precision", precision)
+    said = (
+        f"a step cannot run in {precision}: fixtures are of float networks, and {precision} takes "
+        f"a quantised one\n  compare two backends instead: `r18 dump --precision {precision}` with "
+        "each, and then `r18 diff`"
+    )
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == said
+    assert done.stderr == ""  # neither a backend was probed nor a fixture made
+    with pytest.raises(UsageError) as caught:
+        run_step(
+            read_fixture(made / "step3"), NumpyBackend(), quantised_weights(), precision=precision
+        )
+    assert str(caught.value) == said
+    assert precision not in FLOATS
+    assert invoke("step", "--help").stdout.count(precision) == 0
+
+
 def test_step_ranges() -> None:
     assert parse_steps("2-7") == [2, 3, 4, 5, 6, 7]
     assert parse_steps("3") == [3]
     assert parse_steps("2, 5-6") == [2, 5, 6]
+    assert parse_steps("3,3") == [3]
+    assert parse_steps("4,2,2,3-4,3") == [4, 2, 3]
     for text in ("", "a", "2-", "-3", "2-x", "7-2"):
         with pytest.raises(UsageError, match="--steps"):
             parse_steps(text)

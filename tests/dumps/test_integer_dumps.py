@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,16 @@ def test_equal_dumps_are_identical_byte_for_byte(integers: Path, tmp_path: Path)
     assert (done.code, done.out.strip().splitlines()[-1]) == (0, report.closing())
 
 
+def test_one_checkpoint_is_named_in_the_singular(integers: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(integers, tmp_path / name)
+        manifest = tmp_path / name / "manifest.json"
+        data = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps(data | {"checkpoints": data["checkpoints"][:1]}))
+    report = diff_dumps(tmp_path / "a", tmp_path / "b")
+    assert report.closing() == "the only checkpoint is identical, byte for byte"
+
+
 def test_one_unit_is_found(integers: Path, tmp_path: Path) -> None:
     other = dump(tmp_path / "other")
     overwrite(other, "layer2", 1)
@@ -159,3 +170,10 @@ def test_the_command_dumps_integers(tmp_path: Path) -> None:
     assert (found.made.precision, found.made.fusion) == ("int8", "all")
     assert {file.dtype for file in found.checkpoints} == {"uint8", "int8", "float32"}
     assert found.checkpoint("image.int8").dtype == "int8"
+    said = r18("diff", tmp_path / "d", tmp_path / "d", "--explain")
+    assert said.code == 2
+    assert said.err == (
+        f"r18: the dump '{tmp_path / 'd'}' names the weights '{tmp_path / 'w'}', a file or folder "
+        f"of this machine\n  repeat it if that is what you want, with --weights {tmp_path / 'w'}; "
+        "imagenet and synthetic need no such word\n"
+    )

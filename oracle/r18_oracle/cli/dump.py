@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Count = Annotated[int | None, typer.Option(help="Seeded images to run; 1 if not said.", min=1)]
+Seed = Annotated[int | None, typer.Option(help="Of the seeded images; 0 if not said.", min=0)]
 Photographs = Annotated[
     list[Path] | None, typer.Option(help="A photograph instead; repeat it for a batch.")
 ]
@@ -76,7 +77,7 @@ def dump(
     weights: WeightsSource = "synthetic",
     network_name: NetworkName = "resnet18",
     batch: Count = None,
-    seed: Annotated[int, typer.Option(help="Of the seeded images.", min=0)] = 0,
+    seed: Seed = None,
     image: Photographs = None,
     input_file: RawInput = None,
     checkpoints: Checkpoints = "canonical",
@@ -119,7 +120,8 @@ def dump(
         level = fusion or ("all" if whole else "none")
         options = CompileOptions(precision=precision, fusion=level)
         written = write_dump(out, runner, *what, checkpoints=checkpoints, options=options, **how)
-    typer.echo(f"dumped: {len(written.checkpoints)} checkpoints -> {written}")
+    count = len(written.checkpoints)
+    typer.echo(f"dumped: {count} checkpoint{'' if count == 1 else 's'} -> {written}")
 
 
 def _print_saved(file: TensorFile) -> None:

@@ -38,10 +38,12 @@ def fixtures(
     softmax. Each goes to its own folder stepN with input.bin, expected.bin (raw little-endian
     float32) and fixture.json. `r18 step N` runs one.
     """
-    from r18_oracle.dumps.fixtures import make_fixture, reference_backend
+    from r18_oracle.dumps.fixtures import check_places, make_fixture, reference_backend
 
     numbers = parse_steps(steps)
-    loaded = load_weights(weights_source(weights, manifest) or "synthetic", network(network_name))
+    source = weights_source(weights, manifest) or "synthetic"
+    check_places(numbers, outdir, overwrite=force)
+    loaded = load_weights(source, network(network_name))
     backend = reference_backend(reference)
     for number in numbers:
         made = make_fixture(
@@ -68,7 +70,7 @@ def weights_source(weights: str | None, manifest: Path | None) -> str | Path | N
 
 
 def parse_steps(text: str) -> list[int]:
-    """Step numbers from "2-7" or "2,4-6"; raises `UsageError`."""
+    """Step numbers from "2-7" or "2,4-6", each once; raises `UsageError`."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -82,4 +84,4 @@ def parse_steps(text: str) -> list[int]:
         numbers += range(int(ends[0]), int(ends[1]) + 1)
     if not numbers:
         raise UsageError(f"--steps {text} holds no step; try 2-7")
-    return numbers
+    return list(dict.fromkeys(numbers))

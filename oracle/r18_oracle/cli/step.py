@@ -12,14 +12,18 @@ from r18.cli.options import (
     AsJson,
     BackendName,
     FusionLevel,
-    PrecisionName,
     chosen_backend,
     print_result,
 )
+from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import NETWORKS
 from r18.weights import SOURCES
+from r18.weights.precisions import CALIBRATED
 from r18_oracle.cli.fixtures import OUTDIR, weights_source
 from r18_oracle.cli.options import ExportFolder
+
+FLOATS = [name for name in PRECISIONS if name not in CALIBRATED]
+"""The precisions that a step can run in; see `check_precision` of the fixtures."""
 
 
 def step(
@@ -44,7 +48,13 @@ def step(
             help=f"One of: {', '.join(NETWORKS)}. [default: the fixture's]",
         ),
     ] = None,
-    precision: PrecisionName = "fp32",
+    precision: Annotated[
+        str,
+        typer.Option(
+            help=f"One of: {', '.join(FLOATS)}.",
+            autocompletion=lambda incomplete: [p for p in FLOATS if p.startswith(incomplete)],
+        ),
+    ] = "fp32",
     fusion: FusionLevel = "none",
     atol: Annotated[
         float | None, typer.Option(help="Tolerance. [default: the fixture's, 1e-4]")
@@ -59,8 +69,9 @@ def step(
 
     Exit codes: 0 within the tolerance, 1 not, 2 the step could not be run.
     """
-    from r18_oracle.dumps.fixtures import fixture_for, run_step
+    from r18_oracle.dumps.fixtures import check_precision, fixture_for, run_step
 
+    check_precision(precision)
     source = weights_source(weights, manifest)
     runner, _ = chosen_backend(backend, [precision])
     found, loaded = fixture_for(number, fixture, OUTDIR, network_name, source, _print_err)

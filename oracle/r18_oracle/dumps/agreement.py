@@ -37,7 +37,7 @@ from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.weights import Weights, load_weights
 from r18.weights.sources import check_source_named
-from r18_oracle.dumps.dumps import Dump, Made, check_comparable, read_dump
+from r18_oracle.dumps.dumps import Dump, Made, all_checkpoints, check_comparable, read_dump
 from r18_oracle.dumps.files import read_tensor
 from r18_oracle.judge.compare import json_number, short, table
 from r18_oracle.loading import planned_kernels
@@ -150,9 +150,10 @@ class Agreement:
                 return f"first bad checkpoint: {row.checkpoint} ({'; '.join(row.reasons())})"
         row, pair = self.worst
         one, other = (letter(place) for place in pair.dumps)
+        said = all_checkpoints(len(self.rows), "agrees", "agree")
         return (
-            f"all {len(self.rows)} checkpoints agree: no two dumps are farther apart than "
-            f"{pair.ratio:.3g} of the error allowed to both ({row.checkpoint}, {one} and {other})"
+            f"{said}: no two dumps are farther apart than {pair.ratio:.3g} of the error allowed to "
+            f"both ({row.checkpoint}, {one} and {other})"
         )
 
     def text(self) -> str:
@@ -358,14 +359,15 @@ def _images(dump: Dump, schedule: Schedule) -> Images:
 def weights_of(dump: Dump, schedule: Schedule, asked: str | None) -> Weights:
     """The weights of a dump: of the source asked for, else the one that it names.
 
-    Raises `DumpError` where they are other ones, or cannot be loaded.
+    Raises `WeightsError` for a file or folder that only the dump names, and `DumpError` where they
+    are other ones, or cannot be loaded.
     """
     origin = _made(dump).weights
+    if asked is None:
+        check_source_named(origin.source, f"the dump '{dump.folder}'")
     source = origin.source if asked is None else asked
     say = "  give the source of the dumps' weights with --weights"
     try:
-        if asked is None:
-            check_source_named(source, f"the dump '{dump.folder}'")
         loaded = load_weights(source, schedule)
     except (WeightsError, UnknownName) as error:
         if asked is not None:

@@ -323,6 +323,11 @@ def _folder(path: str | Path) -> Path:
 # -- comparing ---------------------------------------------------------------------------------
 
 
+def all_checkpoints(count: int, does: str, do: str) -> str:
+    """All checkpoints of a comparison with a verb, in the singular or the plural."""
+    return f"the only checkpoint {does}" if count == 1 else f"all {count} checkpoints {do}"
+
+
 @dataclass(frozen=True)
 class Report:
     """The diff of two dumps, in network order; `expected` and `got` describe them.
@@ -346,9 +351,11 @@ class Report:
         """The last line: all agree, or the first bad one and why."""
         bad = first_bad(self.rows)
         if bad is None and self.identical:
-            return f"all {len(self.rows)} checkpoints are identical, byte for byte"
+            said = all_checkpoints(len(self.rows), "is", "are")
+            return f"{said} identical, byte for byte"
         if bad is None:
-            return f"all {len(self.rows)} checkpoints agree within atol {short(self.atol)}"
+            said = all_checkpoints(len(self.rows), "agrees", "agree")
+            return f"{said} within atol {short(self.atol)}"
         return f"first bad checkpoint: {bad.checkpoint} ({bad.comparison.reason()})"
 
     def text(self) -> str:
@@ -503,6 +510,7 @@ __all__ = [
     "Dump",
     "Made",
     "Report",
+    "all_checkpoints",
     "check_comparable",
     "diff_dumps",
     "read_dump",

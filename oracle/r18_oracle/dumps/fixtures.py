@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from r18.errors import BackendUnavailable, DumpError, UsageError, plain, unknown
 from r18.graph.resnet import network
 from r18.graph.schedule import IMAGE, Schedule
 from r18.weights import Weights, load_weights
+from r18.weights.precisions import CALIBRATED
 from r18.weights.sources import check_source_named
 from r18_oracle.dumps.dumps import Dump, write_dump
 from r18_oracle.dumps.files import (
@@ -82,6 +83,17 @@ def _check_step(step: int) -> None:
         raise unknown("step", str(step), map(str, STEPS))
 
 
+def check_precision(precision: str) -> None:
+    """Raise `UsageError` for one of `CALIBRATED`: its scales are those of a whole network."""
+    if precision in CALIBRATED:
+        raise UsageError(
+            f"a step cannot run in {precision}: fixtures are of float networks, and {precision} "
+            "takes a quantised one\n"
+            f"  compare two backends instead: `r18 dump --precision {precision}` with each, and "
+            "then `r18 diff`"
+        )
+
+
 def step_schedule(step: int, network_name: str = "resnet18") -> Schedule:
     """The slice of a network that a step computes. Raises `UnknownName`."""
     _check_step(step)
@@ -118,6 +130,17 @@ class Fixture:
 
 
 # -- making and reading ------------------------------------------------------------------------
+
+
+def check_places(steps: Iterable[int], folder: Path, *, overwrite: bool = False) -> None:
+    """Check that each step's fixture may be written to `folder/stepN`.
+
+    A set is checked before its first fixture is made: half of one would block the next attempt.
+    Raises `UnknownName` for a step that does not exist, and `DumpError`.
+    """
+    for step in steps:
+        _check_step(step)
+        check_free(folder / f"step{step}", "fixture", DESCRIPTION, overwrite)
 
 
 def make_fixture(
@@ -359,9 +382,10 @@ def run_step(
     atol:   instead of the fixture's tolerance.
     repeat: profiled runs after the first; each stage's time is their median.
 
-    Raises `DumpError` for a damaged fixture, or one that was made with other weights, and what
-    compiling raises.
+    Raises `DumpError` for a damaged fixture, or one that was made with other weights, `UsageError`
+    for int8 and fp8, and what compiling raises.
     """
+    check_precision(precision)
     if repeat < 1:
         raise UsageError(f"repeat must be at least 1, got {repeat}")
     if weights.sha256 != fixture.weights.sha256:
@@ -404,6 +428,8 @@ __all__ = [
     "TOLERANCE",
     "Fixture",
     "StepResult",
+    "check_places",
+    "check_precision",
     "find_fixture",
     "fixture_for",
     "make_e2e",

@@ -119,22 +119,25 @@ def chosen(
     files: Sequence[str | Path] = (),
     raw: str | Path | None = None,
     batch: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> Images:
-    """The photographs in `files`, the raw file, or else seeded samples (1 by default).
+    """The photographs in `files`, the raw file, or else seeded samples (1 by default, of seed 0).
 
-    Raises `UsageError` if both are given or `batch` differs from the number of samples in the
-    files, and what the three functions raise.
+    Raises `UsageError` if both are given, if either is given with a seed or with another `batch`
+    than its number of samples, and what the three functions raise.
     """
     if files and raw is not None:
         raise UsageError("--image and --input are two sources of one input: give one of them")
     if not files and raw is None:
-        return seeded(schedule, 1 if batch is None else batch, seed)
+        return seeded(schedule, 1 if batch is None else batch, seed or 0)
+    if seed is not None:
+        option = "--image" if raw is None else "--input"
+        raise UsageError(f"--seed {seed} is for seeded images, not for {option}; leave one out")
     images = photographs(files, preprocess) if raw is None else raw_file(raw, schedule.input_shape)
     if batch not in (None, images.batch):
+        count = f"{images.batch} sample{'' if images.batch == 1 else 's'}"
         raise UsageError(
-            f"--batch {batch} does not fit the {images.batch} samples of '{images.source}'; "
-            "leave --batch out"
+            f"--batch {batch} does not fit the {count} of '{images.source}'; leave --batch out"
         )
     return images
 
