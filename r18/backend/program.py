@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -76,6 +76,12 @@ class Program:
             graph = self._stream.capture(lambda: self._enqueue(self._launches))
             self._graph = None if graph is None else lambda: self._begin(graph)
         self._given = self._ran = False
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a program holds buffers and launches of its device: it can be neither pickled nor "
+            "copied\n  compile again where another is needed"
+        )
 
     @property
     def plan(self) -> Plan:

@@ -8,7 +8,6 @@ is ever executed. `path` is for messages. All raise `WeightsError`.
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 from collections.abc import Mapping
 from functools import partial
@@ -219,10 +218,10 @@ def save_npz(path: Path, tensors: Mapping[str, Float32]) -> None:
 def save_safetensors(path: Path, tensors: Mapping[str, Float32]) -> None:
     """Write with the library safetensors; raises `WeightsError` where it is not installed."""
     try:
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
     except ImportError:
         raise _no_safetensors("writing .safetensors") from None
-    save_file(dict(tensors), os.fspath(path))
+    path.write_bytes(save(dict(tensors)))  # its own writing of a file lets nobody else read it
 
 
 def _first_line(error: Exception) -> str:

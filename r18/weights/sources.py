@@ -525,9 +525,11 @@ def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) 
     """Raise `ManifestError` unless both files may be written.
 
     The same weights in the other format have the same manifest, which may stay; what is no
-    manifest is never replaced.
+    manifest, or is that of other weights in the other format, is never replaced.
     """
     taken = [path] if path.exists() else []
+    beside = (path.with_suffix(f".{format}") for format in FORMATS)
+    other = next((one for one in beside if one != path and one.is_file()), None)
     if sidecar.exists():
         try:
             taken += [sidecar] if load_manifest(sidecar) != manifest else []
@@ -536,6 +538,11 @@ def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) 
                 f"cannot export to '{path}': its manifest would replace another file; choose "
                 f"another name\n  {error}"
             ) from None
+    if sidecar in taken and other is not None:
+        raise ManifestError(
+            f"cannot export to '{path}': '{sidecar}' is the manifest of '{other}' too, which has "
+            "other weights; choose another name"
+        )
     if taken and not (overwrite and all(target.is_file() for target in taken)):
         raise ManifestError(
             f"cannot export to '{path}': '{taken[0]}' is there already\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -996,6 +998,12 @@ def test_a_closed_program_says_so(name: str) -> None:
         with pytest.raises(ProgramClosed, match="this program was closed; compile"):
             use()
     assert program.plan.steps  # what it did can still be read
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_program_is_neither_copied_nor_pickled(duplicate: Callable[[Program], Any]) -> None:
+    with pytest.raises(UsageError, match="neither pickled nor copied\n  compile again"):
+        duplicate(compiled(r18_numpy.Backend()))
 
 
 def test_closing_waits_for_the_work_in_flight() -> None:

@@ -288,6 +288,29 @@ def test_export_and_load_is_bit_exact(format: str, tmp_path: Path, weights: Weig
     assert sorted(p.name for p in path.parent.iterdir()) == names
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_manifest_of_other_weights_in_the_other_format_stays(
+    tmp_path: Path, weights: Weights, overwrite: bool
+) -> None:
+    old = export_weights(tmp_path / "w.npz", weights, tiny(), format="npz")
+    other = load_weights("synthetic:1", tiny())
+    with pytest.raises(ManifestError, match=r"w\.json' is the manifest of '.*w\.npz' too"):
+        export_weights(tmp_path / "w", other, tiny(), format="safetensors", overwrite=overwrite)
+    assert load_weights(old, tiny()) == weights
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["w.json", "w.npz"]
+
+
+@pytest.mark.parametrize("format", ["bin", "npz", "safetensors"])
+def test_whoever_may_read_other_new_files_may_read_an_export(
+    tmp_path: Path, weights: Weights, format: str
+) -> None:
+    path = export_weights(tmp_path / "w", weights, tiny(), format=format)
+    (tmp_path / "other").touch()
+    usual = (tmp_path / "other").stat().st_mode
+    files = [path] if path.is_file() else list(path.iterdir())
+    assert {file.stat().st_mode for file in files} == {usual}
+
+
 def test_files_that_are_no_export_are_never_replaced(tmp_path: Path, weights: Weights) -> None:
     (tmp_path / "w.json").write_text('{"mine": 1}')
     with pytest.raises(ManifestError, match="its manifest would replace another file; choose"):
