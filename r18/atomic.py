@@ -45,7 +45,9 @@ def check_file(path: Path, option: str) -> None:
 
 def _no_folder(path: Path, writable: bool) -> str:
     """Why `path` is no folder and cannot become one, or ''."""
-    first = next(one for one in (path, *path.absolute().parents) if one.exists())
+    first = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    if not first.exists():
+        return f"'{first}' is a link that leads nowhere"
     if not first.is_dir():
         return f"'{first}' is no folder"
     return f"'{first}' cannot be written" if writable and not os.access(first, os.W_OK) else ""

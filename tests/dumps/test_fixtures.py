@@ -393,10 +393,9 @@ def test_a_link_that_leads_nowhere_is_no_folder(
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("nowhere")
     done = invoke("fixtures", "--network", "tiny", "--outdir", outdir, "--steps", "7")
-    assert str(done.exception) == (
-        f"cannot write the fixture '{outdir}/step7': 'link' is a link that leads nowhere; "
-        "name a folder"
-    )
+    said = str(done.exception)
+    assert said.startswith(f"cannot write the fixture '{outdir}/step7': '")
+    assert said.endswith("link' is a link that leads nowhere; choose another place")
     Path("nowhere").mkdir()
     done = invoke("fixtures", "--network", "tiny", "--outdir", outdir, "--steps", "7")
     assert done.exit_code == 0, done.exception

@@ -911,8 +911,8 @@ def test_kernels_read_their_inputs_and_weights_only() -> None:
     arrays += [rng.uniform(1, 2, 3).astype(np.float32) for _ in range(4)]
     before = [a.copy() for a in arrays]
     run_kernel(backend, choose_kernel(backend.kernels(), problem, "fp32"), problem, *arrays)
-    for array, copy in zip(arrays, before, strict=True):
-        np.testing.assert_array_equal(array, copy)
+    for array, old in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array, old)
 
 
 # -- errors ------------------------------------------------------------------------------------
