@@ -237,6 +237,10 @@ def test_the_command_refuses_what_it_cannot_judge(tmp_path: Path) -> None:
     for wrong, said in (
         (("--like", "no.py"), "there is no file 'no.py'"),
         (("--like", "model.py"), "'model.py' is no problem of a suite for this function"),
+        (
+            ("--like", "batch_norm", "--contract", "batchnorm,float16"),
+            "the contract 'batchnorm,float16' of float32 arrays has no bound",
+        ),
         (("--findings", "mine.py"), "is no folder; name a folder"),
         (("--findings", "mine.py/below"), "is no folder; name a folder"),
     ):

@@ -149,7 +149,10 @@ class Checked:
                 return said
             # Fitted to errors alone, whose cause it does not know.
             return f"{said}; a wrong constant or a term left out may look the same"
-        return f"right: it {self.target.arithmetic.words()}"
+        words = self.target.arithmetic.words()
+        if self.accepted or (self.found is not None and self.found.arithmetic is not None):
+            return f"right: it {words}"
+        return f"right as one that {words}; what it computes with was not found"
 
     def _narrow(self) -> str:
         return f"this {self.target.dtype} kernel {' and '.join(self.below)}"
@@ -213,8 +216,9 @@ def check(
     ready = unsettled(target) if found is None else found.target
     plan = _planned(chosen, how, ready, found)
     first = _searched(plan, ready, found, accepted, on_progress)
-    if lost is not None and not first.findings:
-        first = replace(first, findings=(lost,))
+    posed = lost if found is None else found.finding
+    if posed is not None and not first.findings:
+        first = replace(first, findings=(posed,))
     again = None if accepted or found is None else _settled_again(first, found, how)
     if again is None:
         return first

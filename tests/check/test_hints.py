@@ -11,11 +11,15 @@ import pytest
 import r18_numpy
 from r18.backend import Backend, DeviceInfo, HostKernel, Kernel, RoundingContract
 from r18.errors import NoKernel
-from r18.graph.ops import GlobalAvgPool, Problem, ReLU
+from r18.graph.ops import GlobalAvgPool, MatMul, Problem, ReLU
 from r18.graph.precision import FP32
 from r18.runtime.plan import choose_kernel
 from r18_oracle.check.checks import examine
 from r18_oracle.findings import Failed
+from r18_oracle.functions.arithmetic import expected_of
+from r18_oracle.functions.arrays import NumPyArrays
+from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
+from r18_oracle.functions.likes import LIKES
 from r18_oracle.search.coverage import lacks_convolutions
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import Request, verify
@@ -145,3 +149,60 @@ def test_a_backend_that_can_run_no_network_does_not_pass(monkeypatch: pytest.Mon
     refusing = Lacking(relu(right, refuses=lambda problem: "not today"))
     assert not lacks_convolutions(refusing, "fp32")  # as a device without the precision refuses
     assert not lacks_convolutions(r18_numpy.Backend(), "fp32")
+
+
+# -- a function ------------------------------------------------------------------------------------
+
+
+def message(function: Callable[..., Any], like: str, problem: Problem) -> str:
+    """The message of what is found first in a function of NumPy's arrays."""
+    expected = expected_of(LIKES[like], "float32")
+    kernel = FunctionKernel(("mine", "f"), function, LIKES[like], NumPyArrays(), expected)
+    with pytest.raises(Failed) as caught:
+        examine(FunctionBackend(kernel), kernel, problem, 0)
+    return caught.value.finding.message
+
+
+PRODUCT, DOT = Problem(MatMul(5, 4), ((3, 5),)), Problem(MatMul(16, 1), ((1, 16),))
+REPEATED = "it is the result of the call before, which had other inputs"
+
+
+def kahan(a: Any, b: Any) -> Any:
+    """Compensated sums, in which an infinity becomes NaN."""
+    total = lost = np.zeros((len(a), b.shape[1]), a.dtype)
+    for k in range(a.shape[1]):
+        term = a[:, k, None] * b[k] - lost
+        total, lost = total + term, (total + term - total) - term
+    return total
+
+
+def threes(a: Any, b: Any) -> Any:
+    return np.full((len(a), b.shape[1]), 3, a.dtype)
+
+
+@pytest.mark.parametrize(("function", "problem"), [(kahan, DOT), (threes, DOT), (threes, PRODUCT)])
+def test_a_result_without_information_is_not_called_repeated(
+    function: Callable[..., Any], problem: Problem
+) -> None:
+    assert REPEATED not in message(function, "matmul", problem)
+
+
+@pytest.mark.parametrize("problem", [DOT, PRODUCT, Problem(MatMul(1, 1), ((1, 1),))])
+def test_the_result_of_the_call_before_is_named(problem: Problem) -> None:
+    results: list[Any] = []
+
+    def stale(a: Any, b: Any) -> Any:
+        results.append((a.copy(), b.copy(), a @ b))
+        first, *_ = results
+        return first[2].copy()
+
+    assert REPEATED in message(stale, "matmul", problem)
+
+
+def test_a_function_that_returns_a_wrong_result_raised_nothing() -> None:
+    """The finding is what the function returned, without a place in r18's own code."""
+    said = "returned float64, expected float32 as the input has"
+    assert message(lambda x: x.astype(np.float64), "relu", PROBLEM) == said
+    memory = np.zeros((2, 3), np.float32)
+    said = "overwrote the result of the call before, which its caller holds"
+    assert message(lambda x: np.maximum(x, 0, out=memory), "relu", PROBLEM) == said

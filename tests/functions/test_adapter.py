@@ -77,6 +77,7 @@ def test_arguments_are_views_and_stay_the_same_objects() -> None:
     [
         (lambda x: None, "is a return missing"),
         (lambda x: x[:1], r"of shape \(1, 3\), expected \(2, 3\)"),
+        (lambda x: x[..., None], r"of shape \(2, 3, 1\), expected \(2, 3\)"),
         (lambda x: x.astype(np.float64), "returned float64, expected float32"),
         (lambda x: torch.from_numpy(x), "returned torch.Tensor"),
         (lambda x: x.tolist(), "returned builtins.list"),
@@ -88,16 +89,26 @@ def test_a_wrong_result_is_named(result: Any, said: str) -> None:
         run_kernel(one, one.kernel, Problem(ReLU(), ((2, 3),)), np.ones((2, 3)))
 
 
-def test_a_result_may_keep_axes_of_one() -> None:
-    """A result may keep axes of length one, as `adaptive_avg_pool2d` does."""
-    problem = next(iter(_pools()))
+def test_an_average_keeps_two_axes_of_one() -> None:
+    """The result has the shape that PyTorch's `adaptive_avg_pool2d` gives it, and no other."""
+    problem = Problem(GlobalAvgPool(), ((2, 3, 4, 4),))
+    x = np.ones(problem.inputs[0])
     one = backend(lambda x, size: x.mean((2, 3), keepdims=True), "adaptive_avg_pool2d")
-    got = run_kernel(one, one.kernel, problem, np.ones(problem.inputs[0]))
-    assert got.shape == problem.output
+    assert run_kernel(one, one.kernel, problem, x).shape == problem.output
+    for axes in (0, 1, 3):
+        wrong = backend(
+            lambda x, size, axes=axes: x.mean((2, 3)).reshape(2, 3, *[1] * axes),
+            "adaptive_avg_pool2d",
+        )
+        with pytest.raises(WrongResult, match=r"expected \(2, 3, 1, 1\)"):
+            run_kernel(wrong, wrong.kernel, problem, x)
 
 
-def _pools() -> list[Problem]:
-    return [Problem(GlobalAvgPool(), ((2, 3, 4, 4),))]
+@pytest.mark.parametrize("extras", [{"groups": 2}, {"dilation": (2, 1)}, {"groups": 4}])
+def test_groups_and_dilation_are_refused_in_one_sentence(extras: Any) -> None:
+    one = backend(checked_kernels.einsum_conv2d, "conv2d").kernel
+    problem = Problem(Conv2d(4, 4, (3, 3), **extras), ((1, 4, 5, 5),))
+    assert one.refusal(problem) == "groups and dilation are not asked for"
 
 
 def test_long_sums_in_narrow_formats_are_refused() -> None:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import checked_kernels
 from r18.errors import BackendUnavailable, UnknownName, UsageError
-from r18_oracle.functions.arithmetic import Arithmetic, arithmetic_of, expected_of
+from r18.graph.ops import BatchNorm, Conv2d, Problem
+from r18.graph.precision import dtype_of
+from r18_oracle.functions.arithmetic import (
+    DTYPES,
+    SUMS,
+    TRANSFORMS,
+    Arithmetic,
+    arithmetic_of,
+    expected_of,
+)
+from r18_oracle.functions.arrays import NumPyArrays
+from r18_oracle.functions.backend import FunctionKernel
 from r18_oracle.functions.likes import LIKES
 from r18_oracle.functions.target import (
     Target,
@@ -20,6 +32,9 @@ from r18_oracle.functions.target import (
     marked_in,
     place_of,
 )
+from r18_oracle.generate.inputs import make_case
+from r18_oracle.judge.reference import reference
+from r18_oracle.judge.verdict import judge
 
 HERE = str(Path(checked_kernels.__file__))
 
@@ -48,9 +63,41 @@ def test_wrong_options_are_errors() -> None:
         ({"contract": "winograd"}, "no contract of"),
         ({"contract": "sum,float32,shaky"}, "no part of a contract"),
         ({"contract": "fp16"}, "stores float16"),
+        (
+            {"like": "batch_norm", "contract": "batchnorm,float16"},
+            "'batchnorm,float16' of float32 arrays has no bound: batch_norm's eps of 1e-05 is lost "
+            "in float16",
+        ),
+        ({"like": "conv2d", "contract": "transforms,float16"}, "has no bound: transforms are of"),
     ):
         with pytest.raises(UsageError, match=said):
-            Target("f.py:f", "matmul", **options)
+            Target("f.py:f", **{"like": "matmul"} | options)
+
+
+SMALL = {
+    "conv2d": Problem(Conv2d(3, 2, (3, 3)), ((1, 3, 4, 4),)),
+    "batch_norm": Problem(BatchNorm(3), ((1, 3, 2, 2),)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SMALL)
+def test_contracts_are_taken_that_have_a_bound(name: str, dtype: str) -> None:
+    like, problem = LIKES[name], SMALL[name]
+    algorithms = (*like.algorithms, *(TRANSFORMS if name == "conv2d" else ()))
+    for algorithm, sums, factors, cut in product(
+        algorithms, SUMS, (dtype, "tf32", "fp16x2"), (False, True)
+    ):
+        one = Arithmetic(algorithm, dtype, factors, sums, truncates=cut)
+        kernel = FunctionKernel(("mine", "f"), abs, like, NumPyArrays(), one)
+        case = make_case(kernel, problem, "normal", 0)
+        try:
+            judge(case, one.contract, reference(problem, *case.wide()).astype(dtype_of(dtype)))
+        except UsageError:
+            with pytest.raises(UsageError, match="has no bound"):
+                arithmetic_of(str(one), like, dtype)
+        else:
+            assert arithmetic_of(str(one), like, dtype) == one
 
 
 def test_contracts_have_a_text() -> None:
@@ -74,6 +121,11 @@ def test_what_is_below_what_is_expected() -> None:
     assert replace(expected, sums="float16").below(expected) == ("sums in float16",)
     half = expected_of(LIKES["matmul"], "float16")
     assert half.sums == "float32"
+    norm = expected_of(LIKES["batch_norm"], "float32")
+    fitted = replace(norm, sums="bfloat16")  # its errors are known, and not where they come from
+    said = "exceeds the bound of float32 and is within that of bfloat16"
+    assert fitted.below(norm) == (said,)
+    assert fitted.words() == "stays within the bound of bfloat16, rounded to nearest"
     assert replace(half, truncates=True).below(half) == ()  # as tensor cores do
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import checked_kernels
+from r18_oracle.checked import How, check
 from r18_oracle.functions.arithmetic import Arithmetic, expected_of
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.functions.kinds import KINDS
@@ -17,7 +20,7 @@ from r18_oracle.functions.likes import LIKES
 from r18_oracle.functions.target import Target
 from r18_oracle.probe import settle as settling
 from r18_oracle.probe.dots import Dots, forms, with_bias
-from r18_oracle.probe.order import order_of
+from r18_oracle.probe.order import Order, Unseen, order_of
 from r18_oracle.probe.settle import MOST_ELEMENTS, MOST_MACS, Found, settle
 from r18_oracle.probe.sums import (
     flushes,
@@ -213,6 +216,35 @@ def test_what_a_second_probing_does_not_find_is_not_said(
     assert said in found.notes[0]
 
 
+WRONG = """
+import numpy as np
+def matmul(a, b):
+    with np.errstate(all="ignore"):
+        c = a @ b
+    if {when}:
+        c[:, -1] = 0
+    return c
+"""
+
+
+@pytest.mark.parametrize("when", ["a.shape[1] == 63", "b.shape[1] % 8 == 7"])
+def test_a_problem_that_no_known_arithmetic_explains_is_examined(tmp_path: Path, when: str) -> None:
+    """A search draws such a problem only by chance, and what the probes saw is not to be lost."""
+    file = tmp_path / "wrong_now_and_then.py"
+    file.write_text(WRONG.format(when=when))
+    found = settled(f"{file}:matmul")
+    assert found.arithmetic is None
+    assert "no known arithmetic gives what it returned" in found.notes[0]
+    assert found.finding is not None
+    assert found.finding.check == "exact"
+    assert found.finding.got == 0
+    checked = check(Target(f"{file}:matmul", "matmul"), How("brief", isolated=False))
+    assert checked.findings
+    right = replace(checked, findings=())
+    assert right.verdict.startswith("right as one that multiplies float32 and sums in float32")
+    assert right.verdict.endswith("; what it computes with was not found")
+
+
 @pytest.mark.parametrize(("first", "asked"), [(HALF_SUMS, 2), (WHOLE_SUMS, 1)])
 def test_only_less_than_expected_is_probed_twice(
     monkeypatch: pytest.MonkeyPatch, first: Arithmetic, asked: int
@@ -266,6 +298,15 @@ def test_a_function_that_raises_on_a_larger_batch_is_left_to_the_search() -> Non
     assert "too many rows" in found.notes[0]
 
 
+def test_a_wrong_result_is_not_called_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_kernels, "widens", lambda x: x * np.float64(2), raising=False)
+    monkeypatch.setattr(checked_kernels, "raises", lambda x: x.no, raising=False)
+    said = "could not be probed: it returned float64, expected float32 as the input has"
+    assert settled("widens", "relu", arrays="numpy").notes == (said,)
+    (note,) = settled("raises", "relu", arrays="numpy").notes
+    assert note.startswith("could not be probed: it raised AttributeError: ")
+
+
 # -- the parts -------------------------------------------------------------------------------------
 
 
@@ -294,7 +335,7 @@ def test_the_order_of_sums(name: str, depth: int, widest: int) -> None:
     arithmetic = settled(name).arithmetic
     assert arithmetic is not None
     order = order_of(dots, arithmetic, (63, 1))
-    assert order is not None
+    assert isinstance(order, Order)
     assert (order.terms, order.depth, order.widest) == (63, depth, widest)
 
 
@@ -314,6 +355,37 @@ def test_an_order_that_depends_on_the_row_is_no_tree() -> None:
     for function in (turned, one_by_one):
         (dots,) = dots_of(function)
         assert order_of(dots, expected_of(LIKES["matmul"], "float32"), (63, 1)) is None
+
+
+def test_the_order_of_sums_in_more_bits_than_their_inputs_span() -> None:
+    """M hides no ones in such sums, which are no sums without a tree."""
+
+    def in_long_double(a: Any, b: Any) -> Any:
+        return _one_by_one(a.astype(np.longdouble), b).astype(a.dtype)
+
+    def exactly(a: Any, b: Any) -> Any:
+        rows = [[math.fsum(row * column) for column in b.T.astype(np.float64)] for row in a]
+        return np.array(rows).astype(a.dtype)
+
+    (dots,) = dots_of(in_long_double)
+    wide = replace(expected_of(LIKES["matmul"], "float32"), sums="float64")
+    assert order_of(dots, wide, (63, 1)) == Order(63, 62, 2)
+    if np.finfo(np.longdouble).nmant > 52:
+        said = "its sums keep 61 or more bits, more than float64"
+        assert sums_of(dots, "float32", long=False).words() == said
+    (dots,) = dots_of(exactly)
+    assert order_of(dots, wide, (63, 1)) == Unseen()
+    (dots,) = dots_of(checked_kernels.matmul_double_sums, dtype="float16")
+    assert order_of(dots, expected_of(LIKES["matmul"], "float16"), (63, 1)) == Unseen()
+    assert sums_of(dots, "float16", long=False).words() == "its sums keep 39 or more bits"
+    assert "keep too many bits to show their order" in Unseen().words()
+
+
+def _one_by_one(a: Any, b: Any) -> Any:
+    total = np.zeros((len(a), b.shape[1]), a.dtype)
+    for k in range(a.shape[1]):
+        total += a[:, k, None] * b[k]
+    return total
 
 
 def test_subnormals_that_become_zero() -> None:

@@ -58,6 +58,7 @@ from r18_oracle.check.hints import raised, unwritten
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.watch import Process
 from r18_oracle.findings import Finding, failed
+from r18_oracle.functions.arrays import WrongResult
 from r18_oracle.generate.corners import runnable
 from r18_oracle.generate.inputs import CASES, ROUNDING, fewest_variants, kinds_for
 from r18_oracle.judge.declared import declaration, objection
@@ -388,7 +389,8 @@ class Examination:
         if isinstance(result, Raised):
             self._global_state(self._process.change())
             check = "independence" if isinstance(result.error, KernelRunning) else "runs"
-            self._fail(check, raised(result.error, self.kernel))
+            wrong = isinstance(result.error, WrongResult)
+            self._fail(check, result.words() if wrong else raised(result.error, self.kernel))
         return result
 
     def _global_state(self, change: str | None) -> None:
@@ -449,11 +451,13 @@ class Examination:
         return seen
 
     def _repeated(self, case: Case, got: Array) -> str:
-        """A hint for a wrong result that is the previous call's, whose inputs were others."""
+        """A hint for a wrong result that is the previous call's, whose inputs were others, and
+        which was right for those."""
         for other, before in self._results:
-            if other is not case and before.shape == got.shape and got.any():
+            if other is not case and before.shape == got.shape and _telling(got, case):
                 same = before.dtype == got.dtype and not bits_differ(before, got).any()
-                if same and not np.array_equal(other.inputs[0], case.inputs[0]):
+                others = not np.array_equal(other.inputs[0], case.inputs[0])
+                if same and others and judge(other, self._contract, before).ok:
                     return "it is the result of the call before, which had other inputs"
         return ""
 
@@ -559,6 +563,18 @@ class Examination:
                 details=self._how if picture is None else self._how | {"picture": picture},
             )
         )
+
+
+def _telling(result: Array, case: Case) -> bool:
+    """Whether a result shows which inputs it is of: not all NaN or infinite, not all one value.
+
+    A single element shows it, unless it is zero, and NaN or an infinity where the case has none.
+    """
+    finite = result[np.isfinite(result)]
+    inputs, weights = case.wide()
+    if finite.size < result.size and all(np.isfinite(a).all() for a in (*inputs, *weights)):
+        return True
+    return bool(result.any() if result.size == finite.size == 1 else (finite != finite[:1]).any())
 
 
 def _first(mask: Array) -> tuple[int, ...]:

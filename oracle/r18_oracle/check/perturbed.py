@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from r18.backend import Array, Backend, Kernel
-from r18.errors import UsageError, described, shortened, show
+from r18.errors import UsageError, shortened, show
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import (
@@ -154,7 +154,7 @@ class Perturbed:
         self.calls += 1
         seen = attempted(lambda: self._observed(about, delays))
         if isinstance(seen, Raised):
-            about.fail(f"raised {described(seen.error)}", delays, raised=True)
+            about.fail(seen.words(), delays, raised=True)
         if seen is None:
             raise unable(self.backend)
         for wrong in (seen.trespass, seen.changed):

@@ -49,7 +49,7 @@ from r18.backend import (
     upload,
 )
 from r18.backend.host import HostMemory
-from r18.errors import UnknownName, UsageError, described, shortened
+from r18.errors import UnknownName, UsageError, shortened
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import (
@@ -592,7 +592,7 @@ class State:
 
 
 def _raised(error: BaseException) -> Fault:
-    return Fault(f"raised {described(error)}")
+    return Fault(Raised(error).words())
 
 
 def _bytes(program: _Program, index: int) -> Array:

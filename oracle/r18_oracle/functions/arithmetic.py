@@ -12,6 +12,7 @@ from typing import Any
 
 from r18.backend import RoundingContract
 from r18.errors import UsageError, show, unknown
+from r18.graph.ops import BatchNorm
 from r18.graph.precision import BF16, FP16, FP32, FP64, PRECISIONS, Precision
 from r18_oracle.functions.likes import Like
 
@@ -25,6 +26,8 @@ NAMES = {"fp16x2": "pairs of 11-bit numbers"}
 SUMS = ("float64", "float32", "float16", "bfloat16")
 """The formats that sums may be bounded in."""
 FLAGS = ("truncates", "stored_sum", "flushes")
+TRANSFORMS = ("winograd_f2x2", "winograd_f4x4", "transforms")
+"""The algorithms of convolutions that are no plain sum."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,9 @@ class Arithmetic:
             how = f"transforms some windows (FFT or Winograd's F(6×6, 3×3)), {how}"
         elif self.algorithm == "sum":
             how = f"multiplies {NAMES.get(self.factors, self.factors)} and {how}"
-        elif self.algorithm == "scale_shift":
-            how = f"{how}, as x·scale + shift"
+        else:  # its errors are known, and not the formats that they come from
+            how = f"stays within the bound of {self.sums}"
+            how += ", as x·scale + shift" if self.algorithm == "scale_shift" else ""
         how += ", cut off" if self.truncates else ", rounded to nearest"
         how += ", and rounds the sum before it adds the bias" if self.stored_sum else ""
         return how + ("; subnormal numbers become zero" if self.flushes else "")
@@ -110,8 +114,9 @@ class Arithmetic:
         if BITS[self.factors] < BITS[expected.factors]:
             found.append(f"multiplies in {NAMES.get(self.factors, self.factors)}")
         if BITS[self.sums] < BITS[expected.sums]:
-            products = self.algorithm in ("sum", "winograd_f2x2", "winograd_f4x4", "transforms")
-            found.append(f"{'sums' if products else 'computes no better than'} in {self.sums}")
+            products = self.algorithm in ("sum", *TRANSFORMS)
+            beyond = f"exceeds the bound of {expected.sums} and is within that of {self.sums}"
+            found.append(f"sums in {self.sums}" if products else beyond)
         if self.truncates and not expected.truncates and BITS[self.factors] > BITS["tf32"]:
             found.append("cuts its sums off instead of rounding them")
         return tuple(found)
@@ -139,7 +144,7 @@ def arithmetic_of(text: str, like: Like, dtype: str) -> Arithmetic:
         named = PRECISIONS[text]
         if named.storage != dtype:
             raise UsageError(f"{text} stores {named.storage}, and the arrays are {dtype}")
-        return replace(expected, factors=named.multiply, sums=named.accumulate)
+        return _bounded(replace(expected, factors=named.multiply, sums=named.accumulate))
     algorithm, *parts = text.split(",")
     if not parts or algorithm not in (*like.algorithms, *_transforms(like)):
         raise UsageError(
@@ -152,11 +157,32 @@ def arithmetic_of(text: str, like: Like, dtype: str) -> Arithmetic:
         if name not in (*FLAGS, "factors") or bool(equals) != (name == "factors"):
             raise UsageError(f"{show(part)} is no part of a contract: {', '.join(FLAGS)}, factors=")
         values[name] = value if equals else True
-    return replace(expected, algorithm=algorithm, **values)
+    return _bounded(replace(expected, algorithm=algorithm, **values))
 
 
 def _transforms(like: Like) -> tuple[str, ...]:
-    return ("winograd_f2x2", "winograd_f4x4", "transforms") if like.name == "conv2d" else ()
+    return TRANSFORMS if like.name == "conv2d" else ()
+
+
+def _bounded(asked: Arithmetic) -> Arithmetic:
+    """The arithmetic, unless no problem has a bound under it: then it raises `UsageError`.
+
+    `r18_oracle.judge.bounds` derives the bounds, and a test compares the two.
+    """
+    why = None
+    if asked.algorithm in ("batchnorm", "scale_shift") and asked.sums == "float16":
+        why = f"batch_norm's eps of {BatchNorm.eps:g} is lost in float16"
+    elif asked.algorithm == "transforms" and (
+        asked.factors != asked.storage
+        or min(BITS[asked.storage], BITS[asked.sums]) < BITS["float32"]
+        or asked.truncates
+    ):
+        why = "transforms are of float32 or float64 arrays, with sums that are rounded in either"
+    elif asked.algorithm in TRANSFORMS and asked.factors == "fp16x2":
+        why = f"no bound is derived for {asked.algorithm} with factors that are pairs of numbers"
+    if why is not None:
+        raise UsageError(f"the contract '{asked}' of {asked.storage} arrays has no bound: {why}")
+    return asked
 
 
 __all__ = ["BITS", "DTYPES", "SUMS", "Arithmetic", "arithmetic_of", "expected_of"]

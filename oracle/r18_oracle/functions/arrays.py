@@ -30,7 +30,11 @@ larger free block. Below the size from which the C library asks the system for n
 
 
 class WrongResult(TypeError):
-    """A function returned something that is not the result in its shape, format and library."""
+    """A function returned something that is not the result in its shape, format and library.
+
+    Its text is a whole finding, such as `returned float64, expected …`: the function raised
+    nothing.
+    """
 
 
 class Arrays(ABC):
@@ -61,11 +65,7 @@ class Arrays(ABC):
         if not self.owns(result):
             raise WrongResult(f"returned {_kind(result)}, expected {self.title} of shape {shape}")
         if tuple(result.shape) != shape:
-            if tuple(result.shape) != (*shape, *(1,) * (len(result.shape) - len(shape))):
-                raise WrongResult(
-                    f"returned an array of shape {tuple(result.shape)}, expected {shape}"
-                )
-            result = result.reshape(shape)
+            raise WrongResult(f"returned an array of shape {tuple(result.shape)}, expected {shape}")
         if (found := self.format_of(result)) != dtype.name:
             raise WrongResult(f"returned {found}, expected {dtype.name} as the input has")
         self._write(result, output, shape, dtype)

@@ -75,6 +75,8 @@ class FunctionKernel(Kernel):
         return Signature.of(self.function)
 
     def refusal(self, problem: Problem) -> str | None:
+        if type(problem.op) is self.op and problem.op.extras:
+            return "groups and dilation are not asked for"
         wrong = super().refusal(problem) or self.like.refuses(problem)
         if wrong is not None:
             return wrong
@@ -155,7 +157,7 @@ class FunctionKernel(Kernel):
             result = self.function(*positional, **named)
             if out is None or (result is not None and result is not out):
                 self.arrays.check_held()
-                self.arrays.keep(result, output, problem.output, dtype)
+                self.arrays.keep(result, output, self.like.result(problem), dtype)
                 self.arrays.hold(result, [one for one in (*arrays, out) if one is not None])
 
     def _written(self, problem: Problem, output: Buffer, dtype: np.dtype[Any]) -> Any:
@@ -163,10 +165,7 @@ class FunctionKernel(Kernel):
         result."""
         if not self.signature.writes:
             return None
-        shape = problem.output
-        if self.like.name == "adaptive_avg_pool2d":
-            shape = (*shape, 1, 1)
-        return self.arrays.view(output, shape, dtype)
+        return self.arrays.view(output, self.like.result(problem), dtype)
 
 
 def _is_winograd(problem: Problem) -> bool:

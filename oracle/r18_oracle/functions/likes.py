@@ -19,6 +19,7 @@ from r18.graph.ops import (
     Op,
     Problem,
     ReLU,
+    Shape,
     Softmax,
 )
 
@@ -68,6 +69,7 @@ class Like:
     algorithms:  the algorithms of rounding contracts that are tried, the sharpest first.
     refuses:     problems of the op that the operator does not express, and why.
     transposes:  it takes (I, O) where the op's weight is (O, I).
+    keeps:       axes of length one that its result has after those of the op's output.
     """
 
     name: str
@@ -77,10 +79,15 @@ class Like:
     algorithms: tuple[str, ...]
     refuses: Callable[[Problem], str | None] = lambda problem: None
     transposes: bool = False
+    keeps: int = 0
 
     def weights(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         """Weights as the operator takes them, of those in `op.weights()` order and shape."""
         return tuple(a.T for a in arrays) if self.transposes else arrays
+
+    def result(self, problem: Problem) -> Shape:
+        """The shape of the operator's result."""
+        return (*problem.output, *(1,) * self.keeps)
 
     @property
     def sums_products(self) -> bool:
@@ -145,6 +152,7 @@ LIKES: dict[str, Like] = {
             *("adaptive_avg_pool2d", f"{FUNCTIONAL}.adaptive_avg_pool2d", GlobalAvgPool),
             lambda op: Call((("input", 0),), (Setting("output_size", 1, 1),)),
             ("mean",),
+            keeps=2,
         ),
         Like(
             *("softmax", f"{FUNCTIONAL}.softmax", Softmax),

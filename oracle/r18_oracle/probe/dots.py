@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,10 +44,11 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Dots:
-    """A function, asked for dot products in one form."""
+    """A function, asked for dot products in one form. posed: gets each problem, in order."""
 
     backend: FunctionBackend
     form: Form
+    posed: dict[Problem, None] = field(default_factory=dict)
 
     @property
     def kernel(self) -> FunctionKernel:
@@ -60,6 +61,7 @@ class Dots:
         """
         (n, k), o = x.shape, len(w)
         problem = self.form.problem(n, k, o)
+        self.posed[problem] = None
         arrays = [_placed(x, problem.inputs[0])]
         shapes = [spec.shape for spec in problem.op.weights()]
         if shapes:

@@ -20,6 +20,10 @@ from r18.backend import Array
 from r18_oracle.functions.arithmetic import BITS, SUMS, Arithmetic
 from r18_oracle.probe.dots import OUTPUTS, Dots
 
+WIDEST = 64
+"""The bits of the widest sums whose order is looked at, those of x86's `long double`."""
+LEAST = 2.0**-24
+"""The smallest number of float16."""
 TERMS = (63, 64)
 """Terms of the sum that is examined: the first number that the function takes; about 2000 pairs."""
 
@@ -49,7 +53,15 @@ class Order:
         return f"adds {self.terms} products {how}"
 
 
-def order_of(dots: Dots, arithmetic: Arithmetic, shape: tuple[int, int]) -> Order | None:
+@dataclass(frozen=True)
+class Unseen:
+    """Sums in which no M hides the ones: they keep more bits than were tried, or inputs span."""
+
+    def words(self) -> str:
+        return "its sums keep too many bits to show their order"
+
+
+def order_of(dots: Dots, arithmetic: Arithmetic, shape: tuple[int, int]) -> Order | Unseen | None:
     """The tree of a sum; None where no tree fits what was seen. shape: of the calls, by `shape_of`.
 
     A function that stores partial sums in a narrow format keeps those parts in a wider one, so M
@@ -57,15 +69,20 @@ def order_of(dots: Dots, arithmetic: Arithmetic, shape: tuple[int, int]) -> Orde
     """
     terms, columns = shape
     formats = (arithmetic.storage, arithmetic.factors, arithmetic.sums)
-    for sums in reversed([name for name in SUMS if BITS[name] >= BITS[arithmetic.sums]]):
-        large = 2.0**14 if "float16" in formats else 2.0 ** (BITS[sums] + 16)
+    widths = [BITS[name] for name in reversed(SUMS) if BITS[name] >= BITS[arithmetic.sums]]
+    hides = False
+    for bits in (*widths, WIDEST):
+        large = 2.0**14 if "float16" in formats else 2.0 ** (bits + 16)
         # So small that all of them together change M by less than half its last bit.
-        unit = large * 2.0 ** -(BITS[sums] + 9)
+        unit = large * 2.0 ** -(bits + 9)
+        if "float16" in formats and unit < LEAST:
+            break
         below = _below(dots, terms, columns, large, unit)
         tree = None if below is None else _depths(below, tuple(range(terms)))
         if tree is not None:
             return Order(terms, *tree)
-    return None
+        hides = hides or below is None or bool(below.max() > 2)  # at least M and −M meet there
+    return None if hides else Unseen()
 
 
 def shape_of(dots: Dots) -> tuple[int, int] | None:
@@ -119,4 +136,4 @@ def _depths(below: Array, terms: tuple[int, ...]) -> tuple[int, int] | None:
     return 1 + max(depth for depth, _ in known), max(len(children), *(wide for _, wide in known))
 
 
-__all__ = ["Order", "order_of", "shape_of"]
+__all__ = ["Order", "Unseen", "order_of", "shape_of"]

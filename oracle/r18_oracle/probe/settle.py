@@ -13,10 +13,12 @@ from types import ModuleType
 
 import numpy as np
 
-from r18.errors import BackendUnavailable, described
+from r18.errors import BackendUnavailable
 from r18.graph.ops import Problem
 from r18.runtime.launch import run_kernel
 from r18_oracle.check.call import Raised, attempted
+from r18_oracle.check.checks import examine
+from r18_oracle.findings import Failed, Finding
 from r18_oracle.functions.arithmetic import BITS, Arithmetic
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.functions.kinds import KINDS
@@ -66,6 +68,7 @@ class Found:
     notes:      sentences for people: the evidence, the order of sums, what could not be seen.
     seconds:    the time of a call as a quick search makes it. rate: multiplications or elements a
                 second, of a larger one.
+    finding:    of a problem that the probes pose, where no known arithmetic gives what it returned.
     """
 
     target: Target
@@ -74,6 +77,7 @@ class Found:
     notes: tuple[str, ...]
     seconds: float
     rate: float
+    finding: Finding | None = None
 
 
 def settle(*, target: Target, announce: Announce, also: Sequence[Problem] = ()) -> Found:
@@ -94,23 +98,27 @@ def _settled(target: Target, announce: Announce, also: Sequence[Problem]) -> Fou
         return Found(_declared(named), None, (), (f"could not be probed: {error}",), 0.0, 0.0)
     paced = attempted(lambda: _pace(backend, announce))
     if isinstance(paced, Raised):
-        note = f"could not be probed: it raised {described(paced.error)}"
+        note = f"could not be probed: it {paced.words()}"
         return Found(_declared(named), None, (), (note,), 0.0, 0.0)
     seconds, rate, longest = paced
 
+    posed: dict[Problem, None] = {}
+
     def probed() -> tuple[Arithmetic | None, tuple[str, ...]]:
-        result = attempted(lambda: _arithmetic(backend, named, longest, announce, also))
+        result = attempted(lambda: _arithmetic(backend, named, longest, announce, also, posed))
         if isinstance(result, Raised):
-            return None, (f"could not be probed: it raised {described(result.error)}",)
+            return None, (f"could not be probed: it {result.words()}",)
         return result
 
     arithmetic, notes = probed()
+    below = () if arithmetic is None else arithmetic.below(named.expected)
+    if arithmetic is not None and below:
+        second, others = probed()
+        if second != arithmetic:  # it is wrong now and then
+            notes, arithmetic = (_differing(arithmetic, second, others),), None
     if arithmetic is None:
-        return Found(_declared(named), None, (), notes, seconds, rate)
-    below = arithmetic.below(named.expected)
-    if below and (second := probed())[0] != arithmetic:  # a wrong result now and then
-        note = _differing(arithmetic, *second)
-        return Found(_declared(named), None, (), (note,), seconds, rate)
+        held = _declared(named)
+        return Found(held, None, (), notes, seconds, rate, _finding(held, posed, announce))
     settled = named if named.contract else named.with_contract(arithmetic)
     return Found(settled, arithmetic, below, notes, seconds, rate)
 
@@ -136,6 +144,19 @@ def unsettled(target: Target) -> Target:
 def _declared(target: Target) -> Target:
     """The target held to the contract that was given, or to what is expected."""
     return target if target.contract else target.with_contract(target.expected)
+
+
+def _finding(target: Target, posed: Iterable[Problem], announce: Announce) -> Finding | None:
+    """The first finding on the problems that the probes posed, or on small ones where they posed
+    none: a search draws such problems only by chance."""
+    backend = backend_of(target.name)
+    for problem in list(posed) or _small(backend.kernel):
+        for kernel in backend.kernels():
+            try:
+                examine(backend, kernel, problem, 0, backend_name=target.name, announce=announce)
+            except Failed as failure:
+                return failure.finding
+    return None
 
 
 # -- the arrays that it takes --------------------------------------------------------------------
@@ -193,7 +214,7 @@ def _objection(target: Target, announce: Announce) -> str | None:
         result = attempted(lambda problem=problem: _call(backend, problem))  # type: ignore[misc]
         if not isinstance(result, Raised):
             return None
-        said = f"it raised {described(result.error)}"
+        said = f"it {result.words()}"
     return said
 
 
@@ -257,11 +278,13 @@ def _arithmetic(
     seconds: float,
     announce: Announce,
     also: Sequence[Problem],
+    posed: dict[Problem, None],
 ) -> tuple[Arithmetic | None, tuple[str, ...]]:
+    """What the function computes with, and notes. posed: gets the problems of sums of products."""
     expected = target.expected
     with np.errstate(all="ignore"):
         if backend.kernel.like.sums_products:
-            return _of_sums(backend, target, announce, seconds, also)
+            return _of_sums(backend, target, announce, seconds, also, posed)
         found = fitted(backend, expected)
     if found is None:
         return None, ("random inputs are within no known bound: it is judged by what is expected",)
@@ -274,10 +297,11 @@ def _of_sums(
     announce: Announce,
     seconds: float,
     also: Sequence[Problem],
+    posed: dict[Problem, None],
 ) -> tuple[Arithmetic | None, tuple[str, ...]]:
     """The coarsest of all forms, by the probes; and what they saw, in words."""
     storage, moved = target.dtype, transformed(backend, target.dtype, also)
-    asked = [dots for dots in forms(backend) if _is_plain(dots, moved)]
+    asked = [replace(dots, posed=posed) for dots in forms(backend) if _is_plain(dots, moved)]
     if not asked:
         return None, ("takes none of the shapes that the probes pose",)
     every: list[Factors] = []

@@ -41,10 +41,12 @@ FEW = 2
 class Sums:
     """An accumulator, and the narrowest of the probed sums, which showed it.
 
-    bits:      that sums keep. truncates: sums are cut off.
+    bits:      that sums keep; one more than `most` if they lost no number of the probe.
+    truncates: sums are cut off.
     length:    the terms of the narrowest sum. form: its `Form.name`.
     few:       whether it showed in calls of `FEW` rows only.
     widest:    the bits that the widest of the probed sums keeps, apart from those of few rows.
+    most:      the bits beyond which the probe sees no difference (`MOST`).
     """
 
     bits: int
@@ -53,6 +55,7 @@ class Sums:
     form: str
     few: bool
     widest: int
+    most: int
 
     @property
     def name(self) -> str:
@@ -62,11 +65,15 @@ class Sums:
     def words(self) -> str:
         """For people: `its sums keep 11 bits (1152 terms, a 3×3 window), others up to 24`; no place
         where the probed sums keep the same bits."""
-        kept = f"its sums keep {self.bits} bits"
+        kept = f"its sums keep {self._count(self.bits)} bits"
+        kept += ", more than float64" if self.bits > BITS["float64"] else ""
         if self.bits == self.widest:
             return kept
-        few = f", {FEW} at a time" if self.few else ""
-        return f"{kept} ({self.length} terms, {self.form}{few}), others up to {self.widest}"
+        few, widest = f", {FEW} at a time" if self.few else "", self._count(self.widest)
+        return f"{kept} ({self.length} terms, {self.form}{few}), others up to {widest}"
+
+    def _count(self, bits: int) -> str:
+        return f"{bits} or more" if bits > self.most else str(bits)
 
 
 def narrowest(found: Sequence[Sums]) -> Sums:
@@ -105,7 +112,7 @@ def _accumulator(dots: Dots, storage: str, length: int, count: int, *, few: bool
     found = np.stack([_triples(dots, length, places, shifts, 1.0, few) for places in placements])
     kept = (found == BIG * 2.0 ** -shifts[:, None]).all(axis=(0, 2))
     bits = most + 1 if kept.all() else int(shifts[np.argmin(kept)])
-    shown = Sums(bits, False, length, dots.form.name, few, 0 if few else bits)
+    shown = Sums(bits, False, length, dots.form.name, few, 0 if few else bits, most)
     if kept.all() or (few and bits - 1 not in shifts):  # then p may be less, and s be too small
         return shown
     one = np.array([bits])
