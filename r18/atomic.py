@@ -2,8 +2,7 @@
 
 Contents are written to a hidden sibling of the target, flushed to the disk, and then renamed. An
 error, or Ctrl-C, removes the sibling and leaves the target as it was. After a crash of the machine
-a sibling named `.TARGET.….tmp` may stay; nothing reads it. A file's link is followed, and a pipe or
-a device, such as `/dev/stdout`, is written to: neither is replaced.
+a sibling named `.TARGET.….tmp` may stay; nothing reads it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ def check_file(path: Path, option: str) -> None:
         raise UsageError(f"{option} '{path}' is a folder; name a file in it")
     if _is_stream(path):
         return
-    if why := _no_folder(_followed(path).parent, writable=True):
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if why := _no_folder(place.parent, writable=True):
         raise UsageError(f"cannot write '{path}': {why}; choose another place")
 
 
@@ -57,16 +57,8 @@ def _no_folder(path: Path, writable: bool) -> str:
 def new_file(target: Path) -> Iterator[Path]:
     """Yields a path to write; when the block ends, that file replaces `target` in one step.
 
-    Folders above it are made. A pipe or a device gets the file's contents then. Raises `OSError`.
+    Folders above it are made. Raises `OSError`.
     """
-    if _is_stream(target):
-        with tempfile.TemporaryDirectory(prefix="r18-") as folder:
-            draft = Path(folder, target.name)
-            yield draft
-            with draft.open("rb") as written, target.open("ab") as stream:
-                shutil.copyfileobj(written, stream)
-        return
-    target = _followed(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _sibling(target)
     try:
@@ -79,6 +71,25 @@ def new_file(target: Path) -> Iterator[Path]:
     _flush(target.parent)
 
 
+@contextmanager
+def output_file(target: Path) -> Iterator[Path]:
+    """`new_file` for a place that the user names.
+
+    A link is followed. A pipe or a device, such as `/dev/stdout`, gets the contents when the block
+    ends.
+    """
+    if not _is_stream(target):
+        followed = Path(os.path.realpath(target)) if target.is_symlink() else target
+        with new_file(followed) as draft:
+            yield draft
+        return
+    with tempfile.TemporaryDirectory(prefix="r18-") as folder:
+        draft = Path(folder, target.name)
+        yield draft
+        with draft.open("rb") as written, target.open("ab") as stream:
+            shutil.copyfileobj(written, stream)
+
+
 def write_text(target: Path, text: str) -> None:
     """Write a text file, whole or not at all; folders above it are made.
 
@@ -87,7 +98,7 @@ def write_text(target: Path, text: str) -> None:
     if target.is_dir():
         raise UsageError(f"'{target}' is a folder; name a file in it")
     try:
-        with new_file(target) as draft:
+        with output_file(target) as draft:
             draft.write_text(text, "utf-8")
     except OSError as error:
         raise R18Error(f"cannot write '{target}': {error}; choose another place") from error
@@ -190,10 +201,6 @@ def _is_stream(path: Path) -> bool:
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
-def _followed(path: Path) -> Path:
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
 def _sibling(target: Path) -> Path:
     """A new name beside `target`, of no more than the 255 bytes that a file system takes."""
     name = os.fsencode(target.name)[:MOST_NAME].decode("utf-8", "ignore")
@@ -211,4 +218,4 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["new_file", "new_folder", "write_text"]
+__all__ = ["new_file", "new_folder", "output_file", "write_text"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r18.atomic import new_file
+from r18.atomic import output_file
 from r18.backend.device import DeviceInfo
 from r18.errors import UsageError, plain, show
 from r18.files import JSON_LIMIT, Refused, read_object
@@ -110,7 +110,7 @@ class Table:
             }
             for precision, found in self.choices.items()
         }
-        with new_file(path) as draft:
+        with output_file(path) as draft:
             draft.write_text(json.dumps(head | {"choices": choices}, indent=1) + "\n")
 
 

@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from r18.atomic import check_file, new_file
+from r18.atomic import check_file, output_file
 from r18.errors import R18Error, UsageError, plain
 from r18.evaluate.rows import OK, STATUSES, TOP, Row
 from r18.evaluate.summary import near_tie
@@ -67,7 +67,7 @@ def write_table(
     records = [record(row, bound) for row in rows]
     write = _write_csv if path.suffix.lower() == ".csv" else _write_parquet
     try:
-        with new_file(path) as draft:
+        with output_file(path) as draft:
             write(draft, records, about)
     except OSError as error:
         raise R18Error(f"cannot write '{path}': {error}") from error

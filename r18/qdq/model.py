@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from r18.atomic import new_file
+from r18.atomic import output_file
 from r18.errors import BackendUnavailable, ScheduleError, UsageError, WeightsError
 from r18.graph.ops import Conv2d, MaxPool2d
 from r18.graph.passes import fuse
@@ -146,7 +146,7 @@ def write_qdq(
         raise WeightsError(f"'{path}' exists; --force replaces a file")
     data = qdq_model(schedule, quantization, batch=batch, unpack=unpack).SerializeToString()
     try:
-        with new_file(path) as draft:
+        with output_file(path) as draft:
             draft.write_bytes(data)
     except OSError as error:
         raise WeightsError(f"cannot write '{path}': {error}") from error

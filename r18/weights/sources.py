@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from r18.atomic import check_file, check_folder, new_file
+from r18.atomic import check_file, check_folder, new_file, output_file
 from r18.errors import ManifestError, UsageError, WeightsError, plain, show, unknown
 from r18.files import WEIGHTS_LIMIT, read_bytes
 from r18.graph.precision import INT8
@@ -491,7 +491,7 @@ def export_weights(
     try:
         _check_free(path, sidecar, manifest, overwrite)
         # The manifest is renamed first: should a crash keep the other old, the hashes tell.
-        with new_file(path) as draft, new_file(sidecar) as draft_manifest:
+        with output_file(path) as draft, output_file(sidecar) as draft_manifest:
             (save_npz if format == "npz" else save_safetensors)(draft, weights)
             draft_manifest.write_text(manifest.dumps(), encoding="utf-8")
     except OSError as error:
