@@ -48,7 +48,7 @@ def test_a_link_is_followed(tmp_path: Path, there: bool) -> None:
 def test_a_pipe_gets_the_contents_and_stays(tmp_path: Path) -> None:
     pipe, got = tmp_path / "pipe", list[str]()
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: got.append(pipe.read_text()), daemon=True)
     reader.start()
     check_file(pipe, "--out")
     write_text(pipe, "whole")
