@@ -38,8 +38,7 @@ def check_file(path: Path, option: str) -> None:
         raise UsageError(f"{option} '{path}' is a folder; name a file in it")
     if _is_stream(path):
         return
-    place = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if why := _no_folder(place.parent, writable=True):
+    if why := _no_folder(_followed(path).parent, writable=True):
         raise UsageError(f"cannot write '{path}': {why}; choose another place")
 
 
@@ -79,8 +78,7 @@ def output_file(target: Path) -> Iterator[Path]:
     ends.
     """
     if not _is_stream(target):
-        followed = Path(os.path.realpath(target)) if target.is_symlink() else target
-        with new_file(followed) as draft:
+        with new_file(_followed(target)) as draft:
             yield draft
         return
     with tempfile.TemporaryDirectory(prefix="r18-") as folder:
@@ -201,8 +199,13 @@ def _is_stream(path: Path) -> bool:
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
+def _followed(path: Path) -> Path:
+    """The place that a link leads to; any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def _sibling(target: Path) -> Path:
-    """A new name beside `target`, of no more than the 255 bytes that a file system takes."""
+    """A new name in the same folder. File systems take names of at most 255 bytes."""
     name = os.fsencode(target.name)[:MOST_NAME].decode("utf-8", "ignore")
     return target.with_name(f".{name}.{secrets.token_hex(6)}.tmp")
 

@@ -108,6 +108,11 @@ def show(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "…" + text[-2:]
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: `1 row`, `2 rows`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def plain(text: object, limit: int = MOST_QUOTED) -> str:
     """Text that is not trusted, for a message that has its own quotes, in one line.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from r18.errors import BackendUnavailable, UsageError, plain, show
+from r18.errors import BackendUnavailable, UsageError, counted, plain, show
 from r18.graph.ops import Problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import SILENCE, Finding, save
@@ -35,7 +35,7 @@ from r18_oracle.probe.again import Again, posed, settle_again
 from r18_oracle.probe.settle import Found, settle, unsettled
 from r18_oracle.search.campaign import KernelReport, run_campaign
 from r18_oracle.search.profiles import Profile, profile
-from r18_oracle.search.verify import Request, counted, verify
+from r18_oracle.search.verify import Request, verify
 from r18_oracle.search.worker import Job, run_jobs
 
 PROFILE = "quick"

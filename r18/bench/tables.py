@@ -11,6 +11,7 @@ from tabulate import tabulate
 from r18.bench.baselines import PEER
 from r18.bench.error import error_cells
 from r18.bench.rows import BEST_RATIO, ERROR_RATIO, RATIO, Row
+from r18.errors import counted
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -149,10 +150,9 @@ def judged(rows: Sequence[Row]) -> str:
     worst = max(rows, key=lambda row: row.loss or 0.0, default=None)
     if worst is None:
         return "no output was judged"
-    count = f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
     return (
-        f"outputs of {count} judged against float64: at most {worst.loss:.3g} of the "
-        f"bound ({worst.backend}, {worst.precision}, batch {worst.batch})"
+        f"outputs of {counted(len(rows), 'row')} judged against float64: at most {worst.loss:.3g} "
+        f"of the bound ({worst.backend}, {worst.precision}, batch {worst.batch})"
     )
 
 

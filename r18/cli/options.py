@@ -24,14 +24,14 @@ from r18.graph.schedule import Schedule
 from r18.weights import SOURCES
 
 
-def _starting(names: Iterable[str]) -> Callable[[str], list[str]]:
+def starting(names: Iterable[str]) -> Callable[[str], list[str]]:
     """A shell's completions of a word that has begun; Typer knows the parameter by its name."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def backend_names(incomplete: str) -> list[str]:
     """The backends, for a shell."""
-    return _starting(["auto", *installed()])(incomplete)
+    return starting(["auto", *installed()])(incomplete)
 
 
 BackendName = Annotated[
@@ -48,7 +48,7 @@ NetworkName = Annotated[
         "--network",
         help=f"One of: {', '.join(NETWORKS)}; with another head or size of images: "
         "NAME:classes=10,image_size=288.",
-        autocompletion=_starting(NETWORKS),
+        autocompletion=starting(NETWORKS),
     ),
 ]
 ImageSize = Annotated[
@@ -57,12 +57,12 @@ ImageSize = Annotated[
 FusionLevel = Annotated[
     str,
     typer.Option(
-        help=f"One of: {', '.join(FUSION_LEVELS)}.", autocompletion=_starting(FUSION_LEVELS)
+        help=f"One of: {', '.join(FUSION_LEVELS)}.", autocompletion=starting(FUSION_LEVELS)
     ),
 ]
 PrecisionName = Annotated[
     str,
-    typer.Option(help=f"One of: {', '.join(PRECISIONS)}.", autocompletion=_starting(PRECISIONS)),
+    typer.Option(help=f"One of: {', '.join(PRECISIONS)}.", autocompletion=starting(PRECISIONS)),
 ]
 PrecisionNames = Annotated[
     str, typer.Option(help=f"Some of: {', '.join(PRECISIONS)}; separated by commas.")

@@ -221,7 +221,7 @@ def save_safetensors(path: Path, tensors: Mapping[str, Float32]) -> None:
         from safetensors.numpy import save
     except ImportError:
         raise _no_safetensors("writing .safetensors") from None
-    path.write_bytes(save(dict(tensors)))  # its own writing of a file lets nobody else read it
+    path.write_bytes(save(dict(tensors)))  # `save_file` makes files that only their owner may read
 
 
 def _first_line(error: Exception) -> str:

@@ -528,8 +528,7 @@ def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) 
     manifest, or is that of other weights in the other format, is never replaced.
     """
     taken = [path] if path.exists() else []
-    beside = (path.with_suffix(f".{format}") for format in FORMATS)
-    other = next((one for one in beside if one != path and one.is_file()), None)
+    others = [found for name in FORMATS if (found := path.with_suffix(f".{name}")) != path]
     if sidecar.exists():
         try:
             taken += [sidecar] if load_manifest(sidecar) != manifest else []
@@ -538,7 +537,7 @@ def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) 
                 f"cannot export to '{path}': its manifest would replace another file; choose "
                 f"another name\n  {error}"
             ) from None
-    if sidecar in taken and other is not None:
+    if sidecar in taken and (other := next(filter(Path.is_file, others), None)):
         raise ManifestError(
             f"cannot export to '{path}': '{sidecar}' is the manifest of '{other}' too, which has "
             "other weights; choose another name"

@@ -155,7 +155,7 @@ def test_a_backend_that_can_run_no_network_does_not_pass(monkeypatch: pytest.Mon
 
 
 def message(function: Callable[..., Any], like: str, problem: Problem) -> str:
-    """The message of what is found first in a function of NumPy's arrays."""
+    """The message of the first finding on a function that takes NumPy's arrays."""
     expected = expected_of(LIKES[like], "float32")
     kernel = FunctionKernel(("mine", "f"), function, LIKES[like], NumPyArrays(), expected)
     with pytest.raises(Failed) as caught:

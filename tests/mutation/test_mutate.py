@@ -735,7 +735,7 @@ def test_what_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(R18Error, match="the unchanged kernels must pass") as e:
         run("mutation_toy:Wrong", network=None, workers=1)
     assert "toy/relu/maximum/fp32: full_write: " in str(e.value)
-    assert "A copy of mutation_toy.py ran, without the files beside it" in str(e.value)
+    assert "in a copy of mutation_toy.py alone, without other files of its folder" in str(e.value)
 
 
 def tried(pool: Pool, root: Path, mutant: Mutant, **limits: Any) -> Any:

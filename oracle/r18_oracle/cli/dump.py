@@ -17,7 +17,7 @@ from r18.cli.options import (
     WeightsSource,
     chosen_backend,
 )
-from r18.errors import UsageError
+from r18.errors import UsageError, counted
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.resnet import network
 from r18.graph.schedule import CANONICAL
@@ -120,8 +120,7 @@ def dump(
         level = fusion or ("all" if whole else "none")
         options = CompileOptions(precision=precision, fusion=level)
         written = write_dump(out, runner, *what, checkpoints=checkpoints, options=options, **how)
-    count = len(written.checkpoints)
-    typer.echo(f"dumped: {count} checkpoint{'' if count == 1 else 's'} -> {written}")
+    typer.echo(f"dumped: {counted(len(written.checkpoints), 'checkpoint')} -> {written}")
 
 
 def _print_saved(file: TensorFile) -> None:

@@ -14,6 +14,7 @@ from r18.cli.options import (
     FusionLevel,
     chosen_backend,
     print_result,
+    starting,
 )
 from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import NETWORKS
@@ -50,10 +51,7 @@ def step(
     ] = None,
     precision: Annotated[
         str,
-        typer.Option(
-            help=f"One of: {', '.join(FLOATS)}.",
-            autocompletion=lambda incomplete: [p for p in FLOATS if p.startswith(incomplete)],
-        ),
+        typer.Option(help=f"One of: {', '.join(FLOATS)}.", autocompletion=starting(FLOATS)),
     ] = "fp32",
     fusion: FusionLevel = "none",
     atol: Annotated[

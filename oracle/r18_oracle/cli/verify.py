@@ -25,7 +25,7 @@ from r18.cli.options import (
     checked_place,
     listed,
 )
-from r18.errors import UsageError
+from r18.errors import UsageError, counted
 from r18.records import FOLDER
 from r18_oracle.cli.options import FINDINGS, FindingsFolder, Minutes
 
@@ -240,7 +240,6 @@ def _print(verification: Verification, folder: Path, as_json: bool) -> None:
     """Print the result and each finding, which is saved in the folder."""
     from r18_oracle.findings import save
     from r18_oracle.search import verify_text
-    from r18_oracle.search.verify import counted
 
     if as_json:
         typer.echo(json.dumps(verify_text.to_json(verification), indent=2, allow_nan=False))

@@ -352,8 +352,8 @@ def _must_pass(passed: Any, target: Target) -> bool:
     message = "the unchanged kernels must pass before mutants mean anything:\n" + passed.describe()
     if target.path.is_file():
         message += (
-            f"\nA copy of {target.path.name} ran, without the files beside it.\n"
-            "  If it reads one, make a package of them: a folder with an __init__.py"
+            f"\nThey ran in a copy of {target.path.name} alone, without other files of its folder\n"
+            "  if it reads one of those, make a package of them: a folder with an __init__.py"
         )
     raise R18Error(message)
 

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from r18.errors import ShapeError, UsageError, show
+from r18.errors import ShapeError, UsageError, counted, show
 from r18.files import open_file, read_all
 from r18.graph.ops import Shape
 from r18.graph.schedule import IMAGE, Schedule
@@ -135,9 +135,9 @@ def chosen(
         raise UsageError(f"--seed {seed} is for seeded images, not for {option}; leave one out")
     images = photographs(files, preprocess) if raw is None else raw_file(raw, schedule.input_shape)
     if batch not in (None, images.batch):
-        count = f"{images.batch} sample{'' if images.batch == 1 else 's'}"
         raise UsageError(
-            f"--batch {batch} does not fit the {count} of '{images.source}'; leave --batch out"
+            f"--batch {batch} does not fit the {counted(images.batch, 'sample')} of "
+            f"'{images.source}'; leave --batch out"
         )
     return images
 

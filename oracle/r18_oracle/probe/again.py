@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from r18.graph.ops import Conv2d, Problem
 from r18_oracle.check.call import attempted
-from r18_oracle.check.checks import VALUES, examine
-from r18_oracle.findings import Failed, Finding
+from r18_oracle.check.checks import VALUES
+from r18_oracle.findings import Finding
 from r18_oracle.functions.target import Target, backend_of
 from r18_oracle.generate.shrink import elements
 from r18_oracle.ops.table import spec_of
-from r18_oracle.probe.settle import MOST_ELEMENTS, MOST_MACS, Announce, Found, settle
+from r18_oracle.probe.settle import MOST_ELEMENTS, MOST_MACS, Announce, Found, first_finding, settle
 from r18_oracle.probe.transforms import KNOWN, leaks, note_on
 
 OF_VALUES = (*VALUES, "bias", "batch_invariance", "sample_position")
@@ -75,24 +75,13 @@ def _finding(target: Target, findings: Sequence[Finding], announce: Announce) ->
     """The first finding of all checks on the problems of these findings and on larger ones of the
     same windows. A search draws such problems only by chance, and a finding's was shrunk until
     hardly more than rounding errors was left to find."""
-    backend = backend_of(target.name)
     for finding in findings:
         assert finding.problem is not None  # it is about values
+        problems = _and_larger(finding.problem)
         rounding = finding.details.get("rounding", "normal")
-        for problem in _and_larger(finding.problem):
-            for kernel in backend.kernels():
-                try:
-                    examine(
-                        backend,
-                        kernel,
-                        problem,
-                        finding.seed,
-                        rounding=rounding,
-                        backend_name=target.name,
-                        announce=announce,
-                    )
-                except Failed as failure:
-                    return failure.finding
+        found = first_finding(target, problems, announce, seed=finding.seed, rounding=rounding)
+        if found is not None:
+            return found
     return None
 
 

@@ -118,7 +118,8 @@ def _settled(target: Target, announce: Announce, also: Sequence[Problem]) -> Fou
             notes, arithmetic = (_differing(arithmetic, second, others),), None
     if arithmetic is None:
         held = _declared(named)
-        return Found(held, None, (), notes, seconds, rate, _finding(held, posed, announce))
+        finding = first_finding(held, list(posed) or _small(backend.kernel), announce)
+        return Found(held, None, (), notes, seconds, rate, finding)
     settled = named if named.contract else named.with_contract(arithmetic)
     return Found(settled, arithmetic, below, notes, seconds, rate)
 
@@ -146,14 +147,31 @@ def _declared(target: Target) -> Target:
     return target if target.contract else target.with_contract(target.expected)
 
 
-def _finding(target: Target, posed: Iterable[Problem], announce: Announce) -> Finding | None:
-    """The first finding on the problems that the probes posed, or on small ones where they posed
-    none: a search draws such problems only by chance."""
+def first_finding(
+    target: Target,
+    problems: Iterable[Problem],
+    announce: Announce,
+    *,
+    seed: int = 0,
+    rounding: str = "normal",
+) -> Finding | None:
+    """The first finding of all checks on these problems. A search draws such ones by chance only.
+
+    seed, rounding: as `examine` takes them.
+    """
     backend = backend_of(target.name)
-    for problem in list(posed) or _small(backend.kernel):
+    for problem in problems:
         for kernel in backend.kernels():
             try:
-                examine(backend, kernel, problem, 0, backend_name=target.name, announce=announce)
+                examine(
+                    backend,
+                    kernel,
+                    problem,
+                    seed,
+                    rounding=rounding,
+                    backend_name=target.name,
+                    announce=announce,
+                )
             except Failed as failure:
                 return failure.finding
     return None
@@ -380,4 +398,4 @@ def _order(asked: list[Dots], arithmetic: Arithmetic, seconds: float) -> str:
     return f"{order.words()}; judged for any order"
 
 
-__all__ = ["Found", "settle", "unsettled"]
+__all__ = ["Found", "first_finding", "settle", "unsettled"]

@@ -16,10 +16,10 @@ import msgspec
 
 from r18 import records
 from r18.backend import Backend, Kernel
-from r18.errors import UsageError
+from r18.errors import UsageError, counted
 from r18.records.kinds import VerifiedKernel, VerifiedNetwork, Verify
 from r18_oracle.findings import Finding
-from r18_oracle.search.verify import BackendResult, Request, Verification, counted
+from r18_oracle.search.verify import BackendResult, Request, Verification
 from r18_oracle.search.verify_text import kernel_json
 
 WHAT = "verify"

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from r18.backend import Backend, DeviceInfo, Kernel
-from r18.errors import R18Error, UsageError, unknown, unknown_kernel
+from r18.errors import R18Error, UsageError, counted, unknown, unknown_kernel
 from r18.graph.ops import Problem
 from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import network
@@ -182,11 +182,6 @@ class Verification:
         if self.request.kernels == "*" and all(result.empty for result in self.backends):
             return f"{did}; kernels() returned no kernel{where}, so nothing is verified"
         return f"{did}; nothing was executed{where}, so nothing is verified"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def verify(

@@ -9,12 +9,13 @@ from xml.etree import ElementTree
 
 from tabulate import tabulate
 
+from r18.errors import counted
 from r18.graph.precision import INT8
 from r18_oracle.findings import Finding
 from r18_oracle.network import checkpoint_report
 from r18_oracle.search.campaign import KernelReport
 from r18_oracle.search.network_run import program_label
-from r18_oracle.search.verify import BackendResult, Verification, counted
+from r18_oracle.search.verify import BackendResult, Verification
 
 HEADS = ("kernel", "problems", "refused", "error/bound", "sees", "s", "verdict")
 LEGEND = (
