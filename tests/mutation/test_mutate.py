@@ -784,6 +784,11 @@ def test_a_trial_that_is_late_has_found_nothing(tmp_path: Path, pool: Pool) -> N
             "kernels",
             "the backend no longer lists toy/relu",
         ),
+        (
+            "pass\nBackend.probe = lambda self: setattr(self, 'kernels', tuple)",
+            "kernels",
+            "the backend no longer lists toy/relu",
+        ),
         ("pass\nBackend.kernels = None", "error", "TypeError: 'NoneType' object is not callable"),
     ],
 )

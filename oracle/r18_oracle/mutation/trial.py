@@ -300,6 +300,8 @@ def _search(
     """A glance at every kernel that the mutant changes, then a full campaign on each, then the
     order of memory accesses in the PTX of each, which no value may show. Finally a network: only it
     uses captured launches."""
+    if not request.compiled:
+        backend.probe()  # from now on it lists only what its device runs
     found = {kernel.id: kernel for kernel in backend.kernels()}
     question = request.question
     changed: list[Kernel] = []
