@@ -20,21 +20,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from r18.backend import Array, Backend, CompileOptions, Kernel, Plan, PlannedStep, Program
-from r18.errors import R18Error, ShapeError, UsageError, described
+from r18.backend import Array, Backend, CompileOptions, Kernel, PlannedStep, Program
+from r18.errors import ShapeError, UsageError, described
 from r18.evaluate.margins import Call, calls, multiple
 from r18.graph.ops import Normalize, Problem
-from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_image, fuse_pairs
+from r18.graph.passes import fold_weights, from_pixels, fuse
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule, checkpoint_names
-from r18.runtime.fusing import PARTS, keeping_checkpoints, schedule_for
+from r18.runtime.fusing import keeping_checkpoints, schedule_for
 from r18.weights.precisions import CALIBRATED, is_calibrated, is_quantized, is_scaled
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, observe
 from r18_oracle.judge.reference import explanation, kernel_running
 from r18_oracle.judge.verdict import judge, ratio_text
-from r18_oracle.loading import planned_kernels
 from r18_oracle.network.checkpoint_report import (
     UNTAPPED,
     CheckpointError,
@@ -47,6 +46,7 @@ from r18_oracle.network.checkpoint_report import (
 from r18_oracle.network.images import Images
 from r18_oracle.network.integers import executed
 from r18_oracle.network.losses import LossSums, allowance_of
+from r18_oracle.network.plans import check_plan, check_plans
 from r18_oracle.network.reference_runs import LayerRun, pytorch_run, reference_run
 
 DEFAULT_BATCH = 4
@@ -118,8 +118,9 @@ def compare_checkpoints(
 
     An exception from a kernel that is called on its own is a finding. Raises what compiling and
     running the program raise; `UnknownName` for a tap that the fused schedule lacks; `UsageError`
-    for weights and images without a finite result in float64 or in the precision; `R18Error` for
-    a plan that does not compute the schedule's values with the backend's kernels.
+    for weights and images without a finite result in float64 or in the precision; `WrongPlan` for
+    a plan, at this batch or one of `plans.BATCHES`, that does not compute the schedule's values
+    with the backend's kernels.
     """
     images.check(schedule)
     count = images.batch
@@ -137,6 +138,7 @@ def compare_checkpoints(
     schedule, weights = make(schedule, weights, images.values, options)
     sizes = {min(options.batch, count - first) for first in firsts}
     names = _names(backend, schedule, options, taps, sizes)
+    check_plans(backend, schedule, _begun(_fused(schedule, options), options), options)
     known = None if shared is None else shared.known(schedule)
     comparison = _Comparison(backend, schedule, weights, names, options, progress, known)
     try:
@@ -270,7 +272,7 @@ class _Comparison:
             self._progress(f"compiling at batch {batch}", None)
             tapped = self._compile(batch, tuple(name for name in self._values if name != UNTAPPED))
             self._programs[batch] = tapped, self._compile(batch, ())
-            _check_plan(self._backend, self._fused, tapped.plan, batch)
+            check_plan(self._backend, self._fused, tapped.plan, batch)
             algorithms = {step.kernel.contract.algorithm for step in tapped.plan.steps}
             self.multiple = max(self.multiple, self._multiple(algorithms))
         return self._programs[batch]
@@ -384,38 +386,6 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
         bound=judged.allowed,
         picture=judged.picture,
     )
-
-
-def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> None:
-    """Check that the plan computes every step of the schedule with a kernel of the backend.
-
-    A tuning table may name one of a kernel's choices, such as a tile.
-
-    Where the plan fuses a convolution with its max-pooling or with the integers of its image, or
-    global average pooling with the linear layer behind it, the schedule is fused likewise.
-    """
-    known = planned_kernels(backend)
-    planned = {plan.tensors[step.output].value: step for step in reversed(plan.steps)}
-    pairs = {v: step.problem.op for v, step in planned.items() if type(step.problem.op) in PARTS}
-    fused = fuse_pairs(fused, lambda step, pool: step.output in pairs)
-    fused = fuse_image(fused, lambda step, image: pairs[step.output] == step.op)
-    problems = fused.problems(batch)
-    for step in fused.steps:
-        made = planned.get(step.output)
-        if made is None or made.problem != problems[step.name]:
-            found = "nothing" if made is None else str(made.problem)
-            raise R18Error(
-                f"backend '{backend.name}': its plan computes '{step.output}' by {found}, "
-                f"'{fused.name}' at level '{fused.level}' by {problems[step.name]}"
-            )
-    for launch in plan.steps:
-        reason = launch.kernel.refusal(launch.problem)
-        if launch.kernel.id not in known or reason is not None:
-            raise R18Error(
-                f"backend '{backend.name}': step '{launch.name}' of its plan names the kernel "
-                f"'{launch.kernel.id}', which "
-                + (f"refuses its problem: {reason}" if reason else "the backend does not list")
-            )
 
 
 # -- input -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from r18_oracle.judge.reference import KernelRunning
 from r18_oracle.loading import loaded_backend
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.network.checkpoints import Shared, compare_checkpoints, seeded_images
+from r18_oracle.network.plans import WrongPlan
 from r18_oracle.search.campaign import Announce
 
 
@@ -61,6 +62,8 @@ class NetworkRun:
 
     def _raised(self, backend: str, error: Exception) -> Finding:
         _shared.cache_clear()
+        if isinstance(error, WrongPlan):
+            return self.finding("runs", backend, str(error))
         check = "independence" if isinstance(error, KernelRunning) else "runs"
         where = raised_in(error, ours=True)
         return self.finding(check, backend, f"raised {described(error, f' in {where}')}")
