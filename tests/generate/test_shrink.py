@@ -62,6 +62,23 @@ def test_all_that_a_fault_needs_is_kept_and_nothing_else() -> None:
     )
 
 
+@pytest.mark.parametrize("groups", [2, 3, 8, 32])
+def test_a_fault_of_some_channels_needs_no_groups(groups: int) -> None:
+    op = Conv2d(4 * groups, 4 * groups, (3, 3), padding=(1, 1), groups=groups)
+    start = Problem(op, ((2, 4 * groups, 5, 5),))
+    least = shrunk(start, lambda problem: problem.inputs[0][1] >= 2, never)
+    assert least == Problem(Conv2d(2, 1, (1, 1)), ((1, 2, 1, 1),))
+
+
+def test_groups_that_a_fault_needs_are_kept() -> None:
+    def fails(problem: Problem) -> bool:
+        assert isinstance(problem.op, Conv2d)
+        return problem.op.groups % 3 == 0
+
+    start = Problem(Conv2d(12, 24, (3, 3), groups=12), ((2, 12, 5, 5),))
+    assert shrunk(start, fails, never) == Problem(Conv2d(3, 3, (1, 1), groups=3), ((1, 3, 1, 1),))
+
+
 def test_a_threshold_is_found_to_the_last_element() -> None:
     least = shrunk(Problem(ReLU(), ((8, 100),)), lambda problem: problem.inputs[0][1] >= 37, never)
     assert least == Problem(ReLU(), ((1, 37),))

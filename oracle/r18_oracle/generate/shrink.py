@@ -48,7 +48,7 @@ def shrunk(
 
 def reductions(problem: Problem) -> Iterator[Problem]:
     """Smaller problems of the same op: all numbers at their least, all halved, then one by one,
-    the boldest steps first.
+    the boldest steps first. At last, few groups of channels are joined into one.
 
     Some hold no fewer elements (an output grows as a stride shrinks), but each is simpler. The
     problem itself may be among them.
@@ -67,6 +67,10 @@ def elements(problem: Problem) -> int:
     return sum(math.prod(shape) for shape in (*problem.inputs, *weights, problem.output))
 
 
+MOST_JOINED = 4
+"""Groups up to which their channels are tried in one; the weights grow by as much."""
+
+
 def _fewer(numbers: Numbers) -> Iterator[Numbers]:
     least = {name: int(name not in FROM_ZERO) for name in numbers}
     yield least
@@ -76,6 +80,11 @@ def _fewer(numbers: Numbers) -> Iterator[Numbers]:
         for name, values in smaller.items():
             if rank < len(values):
                 yield numbers | {name: values[rank]}
+    for name, groups in numbers.items():
+        if name.endswith("groups") and 1 < groups <= MOST_JOINED:
+            prefix = name.removesuffix("groups")
+            channels = {prefix + of for of in "co"} & numbers.keys()
+            yield numbers | {one: groups * numbers[one] for one in channels} | {name: 1}
 
 
 def steps(n: int, least: int) -> tuple[int, ...]:
