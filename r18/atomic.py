@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 from r18.errors import R18Error, UsageError
+from r18.files import open_file
 
 MOST_NAME = 200
 """The bytes of a target's name that are in the sibling's."""
@@ -36,10 +39,42 @@ def check_file(path: Path, option: str) -> None:
     """Raise `UsageError` where no file could be written at `path`: results would be lost."""
     if path.is_dir():
         raise UsageError(f"{option} '{path}' is a folder; name a file in it")
-    if _is_stream(path):
+    if is_stream(path):
         return
     if why := _no_folder(_followed(path).parent, writable=True):
         raise UsageError(f"cannot write '{path}': {why}; choose another place")
+
+
+def holds_something(path: Path) -> bool:
+    """Whether there is a file at `path` that a new one would replace, and it is not empty."""
+    return not is_stream(path) and path.is_file() and path.stat().st_size > 0
+
+
+def check_replaceable(
+    path: Path,
+    kind: str,
+    known: Callable[[BufferedReader], bool],
+    option: str = "",
+    hint: str = "",
+    error: type[R18Error] = UsageError,
+) -> None:
+    """Raise `error` for a file of something else, which a new file of this kind would destroy.
+
+    kind: what is written, such as "page". known: whether an opened file is of this kind; it may
+    raise `OSError` where that cannot be read. option: the user's, for the message. hint: its end.
+
+    An empty file may be replaced. A pipe, a device or `/dev/stdout` is not replaced at all.
+    """
+    if not holds_something(path):
+        return
+    name = f"{option} '{path}'".lstrip()
+    try:
+        with open_file(path, sys.maxsize) as file:
+            ours = known(file)
+    except OSError as problem:
+        raise error(f"{name} is there and cannot be read: {problem}; name another file") from None
+    if not ours:
+        raise error(f"{name} is no {kind}; name another file, or delete it{hint}")
 
 
 def _no_folder(path: Path, writable: bool) -> str:
@@ -77,7 +112,7 @@ def output_file(target: Path) -> Iterator[Path]:
     A link is followed. A pipe or a device, such as `/dev/stdout`, gets the contents when the block
     ends.
     """
-    if not _is_stream(target):
+    if not is_stream(target):
         with new_file(_followed(target)) as draft:
             yield draft
         return
@@ -184,7 +219,7 @@ def _replace(draft: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """Whether `path` takes what is written and is no file to replace: a pipe, a device, a socket.
 
     So is what is open already, such as `/dev/stdout`, even if it is a file: `/proc` has its name.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
 
-from r18.atomic import check_file, new_file, write_text
+from r18.atomic import check_file, check_replaceable, new_file, write_text
 from r18.errors import R18Error, UsageError
 from support import output_of
 
@@ -79,6 +80,40 @@ def test_a_name_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
     target = tmp_path / ("ö" * 125)
     write_text(target, "text")
     assert target.read_text() == "text"
+
+
+def test_only_a_file_of_the_same_kind_may_be_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+
+    def ours(opened: BufferedReader) -> bool:
+        return opened.read() == b"ours"
+
+    check_replaceable(file, "page", ours)
+    for text in ("", "ours"):
+        file.write_text(text)
+        check_replaceable(file, "page", ours)
+    file.write_text("mine")
+    with pytest.raises(UsageError) as refused:
+        check_replaceable(file, "page", ours, "--out")
+    assert str(refused.value) == f"--out '{file}' is no page; name another file, or delete it"
+    with pytest.raises(R18Error, match=r"^'.*f' is no page; .*delete it, or not$"):
+        check_replaceable(file, "page", ours, hint=", or not", error=R18Error)
+
+    def fails(opened: BufferedReader) -> bool:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(UsageError, match="and cannot be read: the disk is gone; name another file"):
+        check_replaceable(file, "page", fails)
+    assert file.read_text() == "mine"
+
+
+@POSIX
+def test_a_stream_is_never_opened_to_see_what_it_holds(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/stdout")
+    for stream in (pipe, link, Path("/dev/stdout"), Path("/dev/null")):
+        check_replaceable(stream, "page", lambda file: False)
 
 
 def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:

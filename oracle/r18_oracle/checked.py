@@ -121,8 +121,9 @@ class Checked:
         if self.reports:
             tally = self.tally
             how = f"{counted(tally.problems, 'problem')}, {sum(tally.passed.values())} checks"
+            where = " where they passed" if self.findings else ""
             lines.append(
-                f"  searched  {how} in {self.seconds:.0f} s; error/bound {tally.ratio:.3g}"
+                f"  searched  {how} in {self.seconds:.0f} s; error/bound {tally.ratio:.3g}{where}"
             )
             if self.reduced:
                 lines.append(f"            {self.reduced}")

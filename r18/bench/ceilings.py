@@ -107,14 +107,21 @@ def _by_name(
     return instructions, memory
 
 
-def read(folder: Path, device: DeviceInfo) -> Ceilings:
-    """The recorded ceilings of a device; raises `UsageError` where there are none."""
+MEASURE = "r18 roofline --measure"
+"""The command that records the ceilings of a device."""
+
+
+def read(folder: Path, device: DeviceInfo, command: str = MEASURE) -> Ceilings:
+    """The recorded ceilings of a device; raises `UsageError` where there are none.
+
+    command: what records them, for the message.
+    """
     path = records.path_of(folder, WHAT, device)
     record = records.load(path, CeilingsRecord)
     if record is None:
         raise UsageError(
             f"there is no record of the ceilings of {device}: {path}\n"
-            "  measure it there while nothing else runs: r18 roofline --measure"
+            f"  measure it there while nothing else runs: {command}"
         )
     return Ceilings.from_record(record)
 

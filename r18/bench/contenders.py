@@ -22,6 +22,7 @@ from r18.bench.baselines import (
     FedTorchvision,
     Way,
     device_words,
+    has_peers,
     made,
     peers_precision,
     torch_flush,
@@ -87,7 +88,10 @@ def contenders(
             for kind, asked in asked_peers.items():
                 for way in asked:
                     peer = peer_contender(kind, schedule, weights, batch, precision, way)
-                    key = (kind, way, batch, peers_precision(precision, kind))
+                    # A precision without peers is nothing's twin: each is left out with a reason.
+                    shared = has_peers(precision, kind)
+                    played = peers_precision(precision, kind) if shared else precision
+                    key = (kind, way, batch, played)
                     first = timed.setdefault(key, peer)
                     found.append(peer if first is peer else replace(peer, twin=first))
     return found

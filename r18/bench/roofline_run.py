@@ -10,6 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from r18 import records
+from r18.atomic import check_folder
 from r18.backend import Backend, Ceiling, CompileOptions, DeviceInfo, Plan
 from r18.bench import ceilings as measured
 from r18.bench.contenders import Compiled, program_contender
@@ -57,15 +58,17 @@ def run(
     warmup: int = 3,
     repeat: int = 20,
     folder: Path = records.FOLDER,
+    command: str = measured.MEASURE,
     warn: Callable[[str], None] = lambda message: None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Time each program step by step, and set every step against the device's recorded ceilings.
 
-    folder: of the records. warn: called if the ceilings were measured with other threads.
+    folder: of the records. command: what records missing ceilings, for the message. warn: called if
+    the ceilings were measured with other threads.
     Raises `UsageError` where a ceiling is missing, before anything is timed.
     """
-    ceilings = measured.read(folder, device)
+    ceilings = measured.read(folder, device, command)
     for one in options:
         ceilings.rate(one.precision)  # a missing one is reported before minutes of timing
     if ceilings.threads not in (None, thread_count()):
@@ -85,9 +88,11 @@ def measure(
 ) -> tuple[Path, list[str]]:
     """Measure the device's ceilings and write their record; its path, and warnings.
 
-    Raises `UsageError` where that would lose the rates of instructions on record, because the
-    backend does not measure any, and what `r18.bench.ceilings.measure` raises.
+    Raises `UsageError` for a folder that cannot be written, before anything is measured, and where
+    that would lose the rates of instructions on record, because the backend does not measure any.
+    Raises what `r18.bench.ceilings.measure` raises.
     """
+    check_folder(folder, "--records")
     path = records.path_of(folder, WHAT, device)
     before = records.load(path, CeilingsRecord)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from tabulate import tabulate
 
-from r18.bench.baselines import PEER
+from r18.bench.baselines import PEER, TORCH
+from r18.bench.baselines.ways import EXPORTED
 from r18.bench.error import error_cells
 from r18.bench.rows import BEST_RATIO, ERROR_RATIO, RATIO, Row
 from r18.errors import counted
+from r18.graph.precision import INT8
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -146,14 +148,39 @@ def step_table(row: Row) -> str:
 
 
 def judged(rows: Sequence[Row]) -> str:
-    """The largest loss of the rows, in a sentence."""
-    worst = max(rows, key=lambda row: row.loss or 0.0, default=None)
-    if worst is None:
-        return "no output was judged"
-    return (
-        f"outputs of {counted(len(rows), 'row')} judged against float64: at most {worst.loss:.3g} "
-        f"of the bound ({worst.backend}, {worst.precision}, batch {worst.batch})"
-    )
+    """What `--check` found of right rows: a line for each rule that judged some of them.
+
+    A backend's int8 output equals the reference's. ONNX Runtime and OpenVINO have arithmetics of
+    their own: of theirs the values inside are judged, and errors have no bound. All others,
+    PyTorch's int8 rows on a GPU among them, lose at most their bound against float64.
+    """
+    integers: list[Row] = []
+    floats: list[Row] = []
+    for row in rows:
+        of_integers = row.precision == INT8.name and row.backend not in TORCH
+        (integers if of_integers else floats).append(row)
+    peers = [row for row in integers if row.backend in EXPORTED]
+    ours = len(integers) - len(peers)
+    lines = []
+    if floats:
+        worst = max(floats, key=lambda row: row.loss or 0.0)
+        lines.append(
+            f"outputs of {counted(len(floats), 'row')} judged against float64: at most "
+            f"{worst.loss:.3g} of the bound ({worst.backend}, {worst.precision}, batch "
+            f"{worst.batch})"
+        )
+    if ours:
+        lines.append(
+            f"outputs of {counted(ours, 'int8 row')} compared with the reference's integers: "
+            "equal, bit for bit"
+        )
+    if peers:
+        names = ", ".join(dict.fromkeys(row.backend for row in peers))
+        lines.append(
+            f"values inside {counted(len(peers), 'int8 row')} of baselines judged ({names}): each "
+            "follows from a known arithmetic, no sum saturates; no bound on their errors"
+        )
+    return "\n".join(lines) or "no output was judged"
 
 
 def pytest_benchmark(

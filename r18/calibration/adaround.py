@@ -81,7 +81,8 @@ def adaround(
         if "groups" in step.op.extras:
             raise UsageError(
                 f"AdaRound rounds no convolution of several groups, and step '{step.name}' has "
-                f"{step.op.extras['groups']}\n  quantise to 8 bits, which are rounded to nearest"
+                f"{step.op.extras['groups']}\n  quantise to 8 bits, which are rounded to "
+                "nearest, or with --rounding nearest"
             )
     plans = {
         step.name: _Windows.of(schedule, step, len(images), settings, place)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from r18.atomic import check_file, write_text
+from r18.atomic import check_file, check_replaceable, write_text
 from r18.backend.registry import VARIABLE
 from r18.bench import tables
 from r18.bench.baselines import MODES
@@ -32,6 +33,7 @@ from r18.cli.options import (
     integers,
     listed,
 )
+from r18.files import JSON_LIMIT
 from r18.machine import set_threads
 from r18.progress import run_progress
 from r18.records import FOLDER, now
@@ -79,12 +81,27 @@ Cold = Annotated[
     typer.Option("--cold", help="Also time each with caches that are overwritten before each run."),
 ]
 
+
+def _check_benchmark(path: Path, option: str) -> None:
+    """Raise `UsageError` for a place where no file could be written, or another kind of file."""
+    check_file(path, option)
+    check_replaceable(path, "JSON file of pytest-benchmark", _is_benchmark, option)
+
+
+def _is_benchmark(file: BufferedReader) -> bool:
+    try:
+        data = json.loads(file.read(JSON_LIMIT))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and {"machine_info", "benchmarks"} <= data.keys()
+
+
 BenchmarkFile = Annotated[
     Path | None,
     typer.Option(
         "--benchmark-json",
         metavar="FILE",
-        callback=checked_place(check_file, "--benchmark-json"),
+        callback=checked_place(_check_benchmark, "--benchmark-json"),
         help="Also write the times as pytest-benchmark does, for its compare and for CIs.",
     ),
 ]

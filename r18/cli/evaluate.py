@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from r18.backend.plugin import hint_for_file
+from r18.backend.registry import installed
 from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import (
     AsJson,
@@ -26,7 +28,7 @@ from r18.cli.options import (
     asked_backend,
     chosen_backend,
 )
-from r18.errors import UsageError
+from r18.errors import UsageError, unknown
 from r18.evaluate import run
 from r18.evaluate.job import Finished, Job, check_job, run_job
 from r18.evaluate.rows import Row
@@ -80,6 +82,15 @@ Record = Annotated[
 ]
 
 
+def _reference(name: str) -> str | None:
+    """The reference's backend, or None. Raises `UnknownName`, with `--against` in the hint."""
+    known = (*installed(), "auto", NO_REFERENCE)
+    if ":" not in name and name not in known:
+        hint = hint_for_file(name) or "Give --against one of these, or 'module:attr'."
+        raise unknown("reference", name, known, hint=hint)
+    return None if name == NO_REFERENCE else name
+
+
 def evaluate(
     images: Images,
     labels: Labels = None,
@@ -115,7 +126,7 @@ def evaluate(
     finite, 2 a wrong request, or nothing could be compared.
     """
     check_job(out, restart, salvage, workers, scheduler)
-    reference = None if against == NO_REFERENCE else against
+    reference = _reference(against)
     name, kind = _chosen(backend, scheduler, precision)
     made = (images, labels, weights, network_name, name, kind, reference, precision)
     how = (fusion, batch, threads, out, restart, salvage, workers, scheduler)

@@ -26,6 +26,7 @@ Pictures = Annotated[
 
 
 def report(
+    context: typer.Context,
     record_folder: RecordFolder = records.FOLDER,
     evaluation: Annotated[
         Path | None, typer.Option(help="A .csv or .parquet file from r18 evaluate.")
@@ -71,6 +72,7 @@ def report(
             ) from None
         diff = diff_dumps(*dumps, atol=atol).to_json()
     found = gather(record_folder, evaluation, images, network_name, diff)
+    _warn_of_no_records(context, record_folder)
     drawn = pictures(found) if svg is not None else {}
     if svg is not None and not drawn:
         raise UsageError(
@@ -81,6 +83,21 @@ def report(
     for name, text in drawn.items():
         assert svg is not None
         _write(svg / name, text)
+
+
+def _warn_of_no_records(context: typer.Context, folder: Path) -> None:
+    """Say that a folder of records was named and does not exist.
+
+    The default folder may be missing: a page of an evaluation or of dumps needs none.
+    """
+    source = context.get_parameter_source("record_folder")
+    if source is not None and source.name == "COMMANDLINE" and not folder.is_dir():
+        typer.echo(
+            f"warning: --records '{folder}': no such folder, so the page has no records\n"
+            "  name the folder that --record wrote to, or leave out --records: the default is "
+            f"'{records.FOLDER}'",
+            err=True,
+        )
 
 
 def _check_page(out: Path) -> None:

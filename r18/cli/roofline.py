@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from r18 import records
 from r18.backend import Backend, CompileOptions, DeviceInfo
+from r18.bench.ceilings import MEASURE
 from r18.bench.roofline_run import measure as measure_ceilings
 from r18.bench.roofline_run import run as run_roofline
 from r18.cli.options import (
@@ -45,6 +47,7 @@ Repeat = Annotated[int, typer.Option(help="Timed runs.", min=1)]
 
 
 def roofline(
+    context: typer.Context,
     backend: BackendName = None,
     precision: PrecisionNames = "fp32",
     batch: BatchSizes = "1,8",
@@ -91,10 +94,28 @@ def roofline(
             warmup=warmup,
             repeat=repeat,
             folder=record_folder,
+            command=shlex.join([*MEASURE.split(), *_given(context)]),
             warn=lambda message: typer.echo(message, err=True),
             progress=status.update,
         )
     print_result(result, as_json)
+
+
+def _given(context: typer.Context) -> list[str]:
+    """The options of the command line with their values, to repeat them; without a default's."""
+    words: list[str] = []
+    for option in context.command.params:
+        name = str(option.name)
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name == "measure":
+            continue
+        value = context.params[name]
+        if value is True:
+            words.append(option.opts[0])
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [option.opts[0], str(one)]
+    return words
 
 
 def _measure(backend: Backend, device: DeviceInfo, folder: Path) -> None:

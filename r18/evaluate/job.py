@@ -107,6 +107,10 @@ def run_job(
     schedule = network(job.network)
     found = find_images(job.images, schedule.shapes(1)[schedule.output][1], job.labels)
     host = machine()
+    if found.labels and job.out.exists():
+        read = job.images / found.labels if job.labels is None else Path(job.labels)
+        if job.out.samefile(read):  # --restart would replace it
+            raise UsageError(f"--out '{job.out}' is the list of labels: name another file")
     tell(f"images: {len(found.items)} in {job.images}, {found.layout}")
     if found.left_out:
         several = f"{found.left_out} images of {job.images} are"

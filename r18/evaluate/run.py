@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from r18.atomic import check_replaceable, holds_something
 from r18.errors import R18Error, UsageError, plain
 from r18.evaluate.decode import Batch, decoded, readable, same
 from r18.evaluate.journal import Journal, open_journal
@@ -24,7 +26,7 @@ from r18.evaluate.rows import UNREADABLE, BatchRows, Row
 from r18.evaluate.salvage import salvage_journal
 from r18.evaluate.sources import ImageSet, Item
 from r18.evaluate.summary import Summary, summarise
-from r18.evaluate.tables import check_target, write_table
+from r18.evaluate.tables import check_target, is_table, write_table
 from r18.images.preprocess import NOT_THERE
 from r18.machine import cpus
 from r18.weights import Weights
@@ -140,7 +142,7 @@ def evaluate(
     salvage: of a damaged journal, continue with the rows that are intact.
     tell:    called with a line about salvaged rows.
 
-    An image that cannot be read is a row like the others. Raises `UsageError` for a table that is
+    An image that cannot be read is a row like the others. Raises `UsageError` for a file that is
     there already or cannot be written, for a journal of something else (see `open_journal`), and
     for an image that was replaced since; `R18Error` for images that vanish or change while it runs;
     what the engine raises. After any error, and when the process is killed, the journal holds
@@ -167,7 +169,7 @@ def evaluate(
         journal = stack.enter_context(
             open_journal(journal_of(out), identity, facts, restart=restart)
         )
-        if journal.new and out.exists() and not restart:  # another run has ended just now
+        if journal.new and holds_something(out) and not restart:  # another run has ended just now
             journal.discard()
             check_ready(out, restart, journal=False)
         _check_images(images, journal.rows.values(), UsageError)
@@ -226,12 +228,23 @@ def _check_images(images: ImageSet, rows: Iterable[Row], error: type[R18Error]) 
 
 
 def check_ready(out: Path, restart: bool, *, journal: bool = True) -> None:
-    """Raise `UsageError` where the results could not be written in the end.
+    """Raise `UsageError` where the results could not be written, or would destroy another file.
 
     journal: whether one next to an earlier table means that it is to be continued.
+
+    A file that is no table of ours is refused, a Parquet file with `restart`, too.
     """
     check_target(out)
-    if out.exists() and not restart and not (journal and journal_of(out).exists()):
+    csv = out.suffix.lower() == ".csv"
+    if not holds_something(out) or (restart and csv):  # NOTE: --restart replaces any CSV
+        return
+    hint = (
+        "\n  it does not hold the results of an earlier evaluation"
+        "\n  --restart would replace it all the same"
+    )
+    known = partial(is_table, out)
+    check_replaceable(out, "table of r18 evaluate", known, hint=hint if csv else "")
+    if not restart and not (journal and journal_of(out).exists()):
         raise UsageError(
             f"'{out}' holds the results of an earlier evaluation\n"
             "  choose another --out, or replace it with --restart"

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from io import StringIO
+from io import BufferedReader, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from r18.evaluate.summary import near_tie
 from r18.files import MOST_ROWS, TEXT_LIMIT, read_bytes, read_text
 
 FORMATS = (".csv", ".parquet")
+MOST_HEADING = 1 << 12
+"""The most bytes of a CSV's heading; ours has 200."""
 
 _PLACES = range(1, 1 + TOP)
 _CLASSES = tuple((f"{who}_{n}", who, n) for who in ("backend", "reference") for n in _PLACES)
@@ -45,6 +47,25 @@ def check_target(path: Path) -> None:
     check_file(path, "--out")
     if path.suffix.lower() == ".parquet":
         _arrow()
+
+
+def is_table(path: Path, file: BufferedReader) -> bool:
+    """Whether a file is a table of `write_table`, by its columns or metadata; no row is read.
+
+    file: `path`, opened for reading. Raises `UsageError` where a Parquet file needs pyarrow.
+    """
+    if path.suffix.lower() == ".csv":
+        line = file.readline(MOST_HEADING).decode("utf-8", "replace")
+        try:
+            return next(csv.reader([line], strict=True), []) == list(COLUMNS)
+        except csv.Error:
+            return False
+    _, parquet = _arrow()
+    try:
+        schema = parquet.read_schema(file)
+    except Exception:  # as in `_read_parquet`
+        return False
+    return b"r18" in (schema.metadata or {}) or schema.names == list(COLUMNS)
 
 
 def check_suffix(path: Path, what: str) -> None:
@@ -233,4 +254,13 @@ def _arrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-__all__ = ["COLUMNS", "FORMATS", "check_target", "printable", "read_table", "record", "write_table"]
+__all__ = [
+    "COLUMNS",
+    "FORMATS",
+    "check_target",
+    "is_table",
+    "printable",
+    "read_table",
+    "record",
+    "write_table",
+]

@@ -320,6 +320,10 @@ def network(name: str, **parameters: int) -> Schedule:
     return build(**((_settings(name, settings) if colon else {}) | parameters))
 
 
+MOST_DIGITS = 9
+"""Of a network's parameter: far more than any network that fits a memory has."""
+
+
 def _settings(name: str, text: str) -> dict[str, int]:
     """`classes=10,image_size=288` by name."""
     found: dict[str, int] = {}
@@ -327,10 +331,13 @@ def _settings(name: str, text: str) -> dict[str, int]:
         what, _, value = part.partition("=")
         if what not in PARAMETERS:
             raise unknown(f"parameter of network {show(name)}", what, PARAMETERS)
-        if not (value.isascii() and value.isdecimal()) or len(value) > 9 or what in found:
+        digits = value.removeprefix("-")
+        whole = digits.isascii() and digits.isdecimal()
+        if not whole or digits != value or len(value) > MOST_DIGITS or what in found:
+            limits = f" of at most {MOST_DIGITS} digits" if whole and what not in found else ""
             raise ScheduleError(
-                f"network {show(name)}: {what} is given once, as an integer: {plain_of(name)}"
-                f":{what}=10"
+                f"network {show(name)}: {what} is given once, as an integer{limits}: "
+                f"{plain_of(name)}:{what}=10"
             )
         found[what] = int(value)
     return found

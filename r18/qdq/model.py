@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from r18.atomic import output_file
+from r18.atomic import check_replaceable, output_file
 from r18.errors import BackendUnavailable, ScheduleError, UsageError, WeightsError
+from r18.files import WEIGHTS_LIMIT
 from r18.graph.ops import Conv2d, MaxPool2d
 from r18.graph.passes import fuse
 from r18.graph.quantization import Quantization, packed
@@ -137,13 +139,14 @@ def write_qdq(
 ) -> Path:
     """Write the `qdq_model` of weights with a quantisation to a file, whole or not at all.
 
-    Raises `WeightsError` for weights without one, and for a file that exists or cannot be written;
-    and as `qdq_model`.
+    Raises `WeightsError` for weights without one, and for a file that exists or cannot be written,
+    with `overwrite` for one that is no ONNX model; and as `qdq_model`.
     """
     path = Path(path)
     quantization = quantization_of(weights)
     if path.exists() and (not overwrite or not path.is_file()):
         raise WeightsError(f"'{path}' exists; --force replaces a file")
+    check_replaceable(path, "ONNX model", _is_model, error=WeightsError)
     data = qdq_model(schedule, quantization, batch=batch, unpack=unpack).SerializeToString()
     try:
         with output_file(path) as draft:
@@ -151,6 +154,16 @@ def write_qdq(
     except OSError as error:
         raise WeightsError(f"cannot write '{path}': {error}") from error
     return path
+
+
+def _is_model(file: BufferedReader) -> bool:
+    """Whether a file holds an ONNX model: nearly any short text is a protobuf of nothing."""
+    onnx = import_onnx()
+    try:
+        model = onnx.load_model_from_string(file.read(WEIGHTS_LIMIT))
+    except Exception:  # protobuf raises its own classes
+        return False
+    return bool(model.ir_version and model.graph.node)
 
 
 @dataclass

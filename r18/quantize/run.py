@@ -12,7 +12,7 @@ from tabulate import tabulate
 from r18.backend import Backend
 from r18.calibration.adaround import Settings
 from r18.calibration.calibrate import IMAGES, Method, Progress, calibrate
-from r18.errors import UsageError
+from r18.errors import UsageError, counted
 from r18.graph.passes import fuse
 from r18.graph.quantize import LEVEL
 from r18.graph.resnet import network
@@ -54,7 +54,10 @@ class Request:
     def __post_init__(self) -> None:
         _ = self.how  # checks method, bits and rounding
         if self.calibrate < 1 or self.measure < 1:
-            raise UsageError("calibrate with at least 1 image, and measure on at least 1")
+            raise UsageError(
+                "calibrate with at least 1 image, and measure on at least 1: got --calibrate "
+                f"{self.calibrate} and --measure {self.measure}"
+            )
 
     @property
     def how(self) -> Method:
@@ -129,9 +132,9 @@ class Result:
         share = losses.agree / losses.images
         parts = [
             f"int{request.bits} weights, {request.chosen_rounding}; activations by "
-            f"{request.method} of {self.calibrated} images",
+            f"{request.method} of {counted(self.calibrated, 'image')}",
             f"\n{shown}\n",
-            f"measured on {losses.images} images {other}",
+            f"measured on {counted(losses.images, 'image')} {other}",
             f"agree_top1 = {losses.agree} ({share:.2%}) with float64",
             f"logits = {losses.decibels:.1f} dB signal to noise",
             *(

@@ -14,9 +14,11 @@ from r18.bench import profile_record
 from r18.bench import record as bench_record
 from r18.bench.record import floors, floors_of, in_order
 from r18.bench.roofline import Ceilings, Limit
-from r18.errors import R18Error, UsageError
+from r18.errors import R18Error, UsageError, show
 from r18.evaluate.rows import Row
 from r18.evaluate.tables import read_table
+from r18.graph.resnet import name_of
+from r18.graph.resnet import network as network_named
 from r18.records.kinds import CeilingsRecord
 from r18.report.tables import device_words
 
@@ -118,6 +120,12 @@ class Evidence:
     network: str | None = None
     diff: Mapping[str, Any] | None = None
 
+    @property
+    def recorded(self) -> bool:
+        """Whether it has a record."""
+        kinds = (self.groups, self.profiled, self.verified, self.mutated, self.sanitized)
+        return any(kinds)
+
 
 def gather(
     folder: Path,
@@ -129,12 +137,16 @@ def gather(
     """Read and check all evidence; see `Evidence`.
 
     Raises `UsageError` for a damaged record or evaluation, for a folder of images that does not
-    exist or does not belong to the evaluation, and when there is nothing to show.
+    exist or does not belong to the evaluation, for another network than the evaluation names, and
+    when there is nothing to show. Raises as `r18.graph.resnet.network` for a network that is none.
     """
+    asked = None if network is None else name_of(network_named(network))
     evaluated = None
     if evaluation is not None:
         rows, about = read_table(evaluation)
         evaluated = Evaluation(evaluation, tuple(rows), about)
+        if asked is not None:
+            _check_network(asked, evaluated)
     if images is not None:
         _check_images(images, evaluated)
     ceilings = {
@@ -157,6 +169,22 @@ def gather(
     return Evidence(
         folder, groups, profiled, verified, mutated, sanitized, evaluated, images, network, diff
     )
+
+
+def _check_network(asked: str, evaluation: Evaluation) -> None:
+    """asked: as `name_of` has it. Raises `UsageError` if the evaluation is another network's."""
+    said = evaluation.about.get("identity", {}).get("network")
+    if said is None:
+        return
+    try:
+        own = name_of(network_named(said))
+    except R18Error:  # of another version of r18, say: its classes have no names
+        own = said
+    if own != asked:
+        raise UsageError(
+            f"--network {asked}: '{evaluation.path}' says that {show(own)} was evaluated\n"
+            "  leave out --network, or name another evaluation"
+        )
 
 
 def _check_images(folder: Path, evaluation: Evaluation | None) -> None:

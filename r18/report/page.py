@@ -42,6 +42,7 @@ def page(evidence: Evidence) -> str:
         evidence=evidence,
         best=_best(evidence.groups),
         origins=list(_origins(evidence)),
+        sources=_sources(evidence),
         pictures=_overview(evidence),
         devices=_devices(evidence.groups),
         kinds=_kinds(evidence.groups),
@@ -64,7 +65,7 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
     device = "on the device"
     if not evidence.groups:
         yield "throughput and latency", "r18 bench --peers all --record", device
-    elif not any(row["steps"] for group in evidence.groups for row in group.data["rows"]):
+    if not any(row["steps"] for group in evidence.groups for row in group.data["rows"]):
         yield "time per layer", "r18 bench --per-step --record", device
     for slug in dict.fromkeys(group.device for group in evidence.groups if not group.floors):
         yield f"a roofline of {slug}", "r18 roofline --backend NAME --measure", device
@@ -91,9 +92,9 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
         command = "r18 evaluate --images DIR --out FILE; r18 report --evaluation FILE --images DIR"
         yield "agreement on photographs", command, ""
     elif evidence.images is None:
-        yield "the photographs themselves", "r18 report --images DIR", ""
+        yield "the photographs themselves", "r18 report --images DIR --evaluation FILE", ""
     if evidence.evaluation and not _is_named(evidence.evaluation, evidence.network):
-        yield "the names of classes", "r18 report --network NAME", ""
+        yield "the names of classes", "r18 report --network NAME --evaluation FILE", ""
     if evidence.diff is None:
         yield "checkpoints of two dumps", "r18 dump; r18 report --dumps EXPECTED GOT", ""
 
@@ -138,6 +139,19 @@ def _heats(evidence: Evidence) -> list[tuple[str, str, list[Heat]]]:
         (slug, record["device"], [h for h in (bounds.kernels(record), bounds.steps(record)) if h])
         for slug, record in evidence.verified.items()
     ]
+
+
+def _sources(evidence: Evidence) -> str:
+    """What was read for the page, in words."""
+    read = []
+    if evidence.recorded:
+        read.append(f"the records in {evidence.folder.as_posix()}")
+    if evidence.evaluation is not None:
+        read.append(f"the evaluation {evidence.evaluation.path.name}")
+    if evidence.diff is not None:
+        read.append("two dumps")
+    *first, last = read or ["no evidence"]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _origins(evidence: Evidence) -> Iterator[tuple[str, str, str, str]]:

@@ -22,7 +22,7 @@ from r18.calibration.calibrate import IMAGES
 from r18.calibration.fit import check_fit
 from r18.errors import UsageError, WeightsError, show
 from r18.graph.passes import fuse
-from r18.graph.precision import INT8
+from r18.graph.precision import FP8, INT8
 from r18.graph.quantization import Quantization
 from r18.graph.quantize import LEVEL, integer_weights
 from r18.graph.resnet import resnet18
@@ -63,6 +63,11 @@ def calibrating(
     """
     options = {"calibration": given, "method": method, "bits": bits}
     said = [name for name, value in options.items() if value is not None]
+    if precision == FP8.name:
+        raise UsageError(
+            "a drop-in has no fp8, which only programs of r18 compute in\n"
+            "  ask for another precision, or use r18.compile or the commands (docs/fp8.md)"
+        )
     if precision != INT8.name:
         if said:
             asked = "the model's own precision" if precision is None else f"'{precision}'"

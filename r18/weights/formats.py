@@ -7,11 +7,12 @@ is ever executed. `path` is for messages. All raise `WeightsError`.
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 from collections.abc import Mapping
 from functools import partial
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,9 @@ from r18.weights.tensors import Float32, Tensor
 
 MOST_HEADER = 10_000
 """The most bytes of an array's header in an `.npz`, as NumPy limits it; a plain one has 128."""
+
+MOST_SAFETENSORS_HEADER = 100_000_000
+"""The most bytes of a `.safetensors` file's header, as its library limits it."""
 
 _REMEDY = (
     "  only tensors are loaded, and nothing in a file is executed; make the file with "
@@ -224,12 +228,40 @@ def save_safetensors(path: Path, tensors: Mapping[str, Float32]) -> None:
     path.write_bytes(save(dict(tensors)))  # `save_file` makes files that only their owner may read
 
 
+def is_npz(file: BufferedReader) -> bool:
+    """Whether a file is an archive of arrays, by its members' names; none is read."""
+    try:
+        names = zipfile.ZipFile(file).namelist()
+    except Exception:  # as in `read_npz`
+        return False
+    return bool(names) and all(name.endswith(".npy") for name in names)
+
+
+def is_safetensors(file: BufferedReader) -> bool:
+    """Whether a file begins as safetensors do: a header in JSON, after its length."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > MOST_SAFETENSORS_HEADER:
+        return False
+    try:
+        header = json.loads(file.read(length))
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(header, dict):
+        return False
+    parts = [part for name, part in header.items() if name != "__metadata__"]
+    return all(isinstance(part, dict) and "data_offsets" in part for part in parts)
+
+
 def _first_line(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return "it is no pickle"  # an instruction that does not exist: its text is a number
     text = str(error).strip() or type(error).__name__
     return plain(text.splitlines()[0], 120)
 
 
 __all__ = [
+    "is_npz",
+    "is_safetensors",
     "read_npz",
     "read_safetensors",
     "read_state_dict",

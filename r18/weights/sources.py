@@ -27,14 +27,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from http.client import HTTPException
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from r18.atomic import check_file, check_folder, new_file, output_file
+from r18.atomic import check_file, check_folder, check_replaceable, new_file, output_file
 from r18.errors import ManifestError, UsageError, WeightsError, plain, show, unknown
 from r18.files import WEIGHTS_LIMIT, read_bytes
 from r18.graph.precision import INT8
@@ -43,6 +43,8 @@ from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess
 from r18.weights import timm
 from r18.weights.formats import (
+    is_npz,
+    is_safetensors,
     read_npz,
     read_safetensors,
     read_state_dict,
@@ -281,14 +283,33 @@ def _from_path(path: Path, source: str, schedule: Schedule, computable: bool) ->
         raise WeightsError(f"weights '{source}': cannot be read: {error}") from None
 
 
+def _instead_of(folder: Path, source: str) -> str:
+    """What to do about a folder without a manifest."""
+    names = sorted(file.name for file in folder.iterdir())
+    if not names:
+        return f"make one with `r18 export --out {source}`"
+    files = [plain(name) for name in names if PurePath(name).suffix.lower() in _READERS]
+    if files:
+        more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
+        return f"name the file in it: {', '.join(files[:MOST_NAMED])}{more}"
+    known = ", ".join(_READERS)
+    return (
+        f"name a folder that `r18 export` wrote, a file of weights ({known}), or a folder of "
+        f"timm's, whose {timm.CONFIG} has a {timm.HEAD}"
+    )
+
+
+MOST_NAMED = 3
+"""Files that are named as what a folder offers."""
+
+
 def _from_folder_or_file(path: Path, source: str, schedule: Schedule, computable: bool) -> Weights:
     if path.is_dir():
         if not (path / MANIFEST).exists() and timm.is_config(path / timm.CONFIG):
             return _of_timm(path, source, schedule)
         if not (path / MANIFEST).exists():
             raise WeightsError(
-                f"weights '{source}': the folder holds no {MANIFEST}\n"
-                f"  make one with `r18 export --out {source}`, or name the file in it"
+                f"weights '{source}': the folder holds no {MANIFEST}\n  {_instead_of(path, source)}"
             )
         export = read_manifest(path, schedule, computable=computable)
         preprocess = _preprocess(schedule, export.manifest)
@@ -525,8 +546,11 @@ def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) 
     """Raise `ManifestError` unless both files may be written.
 
     The same weights in the other format have the same manifest, which may stay; what is no
-    manifest, or is that of other weights in the other format, is never replaced.
+    manifest, or is that of other weights in the other format, is never replaced. Neither is what
+    is no file of the format.
     """
+    known = is_npz if path.suffix == ".npz" else is_safetensors
+    check_replaceable(path, f"{path.suffix} file", known, error=ManifestError)
     taken = [path] if path.exists() else []
     others = [found for name in FORMATS if (found := path.with_suffix(f".{name}")) != path]
     if sidecar.exists():

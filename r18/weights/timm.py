@@ -25,7 +25,7 @@ WEIGHTS = "model.safetensors"
 KEYWORD = "timm"
 """Before the path of timm's weights, as in `timm:resnet50.safetensors`."""
 
-_HEAD = "pretrained_cfg"
+HEAD = "pretrained_cfg"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Settings:
 def is_config(path: Path) -> bool:
     """Whether a file is timm's `config.json`, as far as its first field tells."""
     try:
-        return path.is_file() and _HEAD in read_object(path, JSON_LIMIT, WeightsError)
+        return path.is_file() and HEAD in read_object(path, JSON_LIMIT, WeightsError)
     except (R18Error, OSError):
         return False
 
@@ -82,9 +82,9 @@ def read_config(path: Path) -> Settings:
     """The settings in a `config.json` of timm's. Raises `WeightsError`, which names the file."""
     try:
         data = read_object(path, JSON_LIMIT, WeightsError)
-        cfg = data.get(_HEAD)
+        cfg = data.get(HEAD)
         if not isinstance(cfg, dict):
-            raise WeightsError(f"it has no {_HEAD}: no config.json of timm's")
+            raise WeightsError(f"it has no {HEAD}: no config.json of timm's")
         mode = cfg.get("crop_mode", "center")
         if mode != "center":
             raise WeightsError(f"its crop_mode is {show(mode)}, and only 'center' is known here")

@@ -522,6 +522,29 @@ def test_judged_rows_are_counted_in_the_singular_and_the_plural() -> None:
     assert judged([row(loss=0.125), worst]) == f"outputs of 2 rows{said}"
 
 
+def test_rows_of_integers_are_told_by_the_rule_that_judged_them() -> None:
+    ours = row(loss=0.0, precision="int8")
+    peers = [replace(ours, backend=name) for name in ("onnxruntime", "openvino")]
+    equal = "compared with the reference's integers: equal, bit for bit"
+    assert judged([ours]) == f"outputs of 1 int8 row {equal}"
+    inside = (
+        "values inside 2 int8 rows of baselines judged (onnxruntime, openvino): each follows from "
+        "a known arithmetic, no sum saturates; no bound on their errors"
+    )
+    assert judged([ours, *peers]) == f"outputs of 1 int8 row {equal}\n{inside}"
+    floats = "outputs of 1 row judged against float64: at most 0.25 of the bound (x, fp32, batch 4)"
+    told = judged([row(loss=0.25), ours, replace(ours, batch=8), *peers])
+    assert told == f"{floats}\noutputs of 2 int8 rows {equal}\n{inside}"
+
+
+def test_pytorch_s_rows_next_to_integers_are_judged_against_float64() -> None:
+    """On a GPU it computes in float16 there."""
+    theirs = row(backend=PEER, precision="int8", device_kind="cuda", loss=0.5)
+    said = " judged against float64: at most 0.5 of the bound (torchvision eager, int8, batch 4)"
+    assert judged([theirs]) == f"outputs of 1 row{said}"
+    assert judged([]) == "no output was judged"
+
+
 def test_steps_are_medians_over_the_repeats() -> None:
     stage = Stage()
     (found,) = bench([stage.contender("a")], warmup=0, repeat=5, per_step=True, clock=stage.clock)
@@ -576,6 +599,14 @@ def test_the_command_writes_a_file_for_pytest_benchmark(tmp_path: Path) -> None:
     assert [one["name"] for one in data["benchmarks"]] == ["numpy[fp32-1-cpu]"]
     assert data["benchmarks"][0]["stats"]["rounds"] == 3
     assert data["benchmarks"][0]["extra_info"]["error"]["relative"] > 0
+
+
+def test_a_file_for_pytest_benchmark_may_be_replaced(tmp_path: Path) -> None:
+    from r18.cli.bench import _check_benchmark
+
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(pytest_benchmark([row()], "tiny", {}, "")))
+    _check_benchmark(file, "--benchmark-json")
 
 
 def test_the_table_leaves_out_what_is_not_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from commands import r18
+from quantised_weights import quantised_weights
 from r18.backend import CompileOptions
 from r18.backend.registry import load_backend
 from r18.bench.baselines import Way
@@ -38,6 +40,7 @@ from r18.errors import (
 from r18.graph.resnet import network, resnet18, tiny
 from r18.graph.schedule import Schedule
 from r18.machine import set_threads, thread_count
+from r18.weights.manifest import write_manifest
 from r18.weights.synthetic import synthetic_weights
 from r18_oracle.network.outputs import judge_of, output_loss
 from support import Array, images, output_of, random_weights
@@ -395,6 +398,33 @@ def test_what_suits_no_device_is_left_out_with_a_reason() -> None:
     done = r18(*BENCH, "--peers", "graph")
     assert done.code == 0
     assert "left out: torchvision graph, fp32, batch 1: 'graph' is for CUDA graphs" in done.err
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp32,fp8"])
+def test_fp8_has_no_peers_on_a_cpu(tmp_path: Path, precision: str) -> None:
+    """PyTorch would run in float32 there, so not even as the twin of the row of fp32."""
+    write_manifest(tmp_path / "w", quantised_weights(), tiny())
+    given = ("--weights", tmp_path / "w", "--precision", precision, "--json")
+    done = r18(*BENCH, *given, "--peers", "eager,onnxruntime,openvino")
+    assert done.code == 0, done.err
+    for name in ("torchvision eager", "onnxruntime", "openvino"):
+        assert f"left out: {name}, fp8, batch 1: it has no fp8 on cpu" in done.err
+    rows = [row for row in json.loads(done.out)["rows"] if row["precision"] == "fp8"]
+    assert [row["backend"] for row in rows] == ["numpy"]
+    assert rows[0]["error_ratio"] is None
+
+
+def test_nothing_is_timed_for_a_folder_of_records_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*asked: Any, **options: Any) -> None:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr("r18.bench.run.bench", never)
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    done = r18(*BENCH, "--record", "--records", tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert f"--records {tmp_path}: '{tmp_path}' cannot be written" in done.err
 
 
 def test_a_wrong_output_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

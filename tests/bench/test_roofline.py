@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -723,6 +725,36 @@ def test_without_a_record_it_says_how_to_make_one(tmp_path: Path) -> None:
     assert (done.code, done.out) == (2, "")
     assert f"{tmp_path / f'ceilings-{model_slug()}.json'}" in done.err
     assert "r18 roofline --measure" in done.err
+
+
+def test_the_command_that_measures_repeats_the_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kernels = ("--kernel", "conv2d=*/direct/*", "--kernel", "linear=*/gemm/*")
+    done = r18("roofline", "--batch", 1, "--backend", "numpy", "--records", "new one", *kernels)
+    assert done.code == 2
+    (said,) = [line for line in done.err.splitlines() if "measure it there" in line]
+    words = shlex.split(said.partition("nothing else runs: ")[2])
+    assert words[:3] == ["r18", "roofline", "--measure"]
+    given = zip(words[3::2], words[4::2], strict=True)
+    asked = [("--backend", "numpy"), ("--batch", "1"), ("--records", "new one")]
+    assert sorted(given) == sorted([*asked, *zip(kernels[::2], kernels[1::2], strict=True)])
+    done = r18(*ASKED, "--json")
+    assert "--measure --backend numpy --warmup 0 --repeat 2 --network tiny --json" in done.err
+
+
+def test_ceilings_are_not_measured_for_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*asked: Any, **options: Any) -> CeilingsRecord:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(measured, "measure", never)
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    done = r18(*ASKED, "--measure", "--records", tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert f"--records {tmp_path}: '{tmp_path}' cannot be written" in done.err
 
 
 def test_a_precision_without_a_rate_is_said_before_timing(folder: Path) -> None:

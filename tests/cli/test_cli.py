@@ -374,6 +374,27 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     assert Path("file").read_text() == "keep"
 
 
+@pytest.mark.parametrize(
+    ("args", "kind"),
+    [
+        (("verify", "--html"), "page"),
+        (("verify", "--junit"), "JUnit file"),
+        (("bench", "--benchmark-json"), "JSON file of pytest-benchmark"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else None,
+)
+@pytest.mark.parametrize("text", ["print(1)\n", "{}", "[1]", "<!-- -->" * 9999, "<testsuites2/>"])
+def test_another_kind_of_file_is_refused_before_anything_runs(
+    command: Command, args: tuple[str, ...], kind: str, text: str, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(text)
+    refused = command.refusal(*args, mine)
+    assert f"{args[-1]} '{mine}' is no {kind}; name another file, or delete it" in refused
+    assert "backend:" not in refused, "it was chosen, so a device was asked"
+    assert mine.read_text() == text
+
+
 def test_plan_shows_kernels_and_the_arena(command: Command) -> None:
     text = command.output("plan", "--backend", "numpy", "--network", "tiny", "--batch", 2)
     lines = text.splitlines()

@@ -48,6 +48,7 @@ def test_a_name_with_parameters_is_the_network_with_them() -> None:
         ("tiny:classes=-1", "classes is given once, as an integer"),
         ("tiny:classes=1,classes=2", "classes is given once, as an integer"),
         ("tiny:classes=9999999999", "classes is given once, as an integer"),
+        ("tiny:image_size=9999999999", "as an integer of at most 9 digits: tiny:image_size=10"),
         ("tiny:", "unknown parameter of network 'tiny:' ''"),
         ("tiny:classes=0", "out_features must be at least 1"),
         ("resnet51:classes=3", "unknown network 'resnet51', did you mean 'resnet50'?"),

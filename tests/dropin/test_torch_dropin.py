@@ -1058,6 +1058,7 @@ def test_weights_that_cannot_be_followed_are_refused() -> None:
         ({"fuse": "conv_bn"}, UsageError, "did you mean 'conv_bn_relu'"),
         ({"fuse": "none"}, UsageError, "known: add_relu, all, conv_bn_relu"),
         ({"precision": "fp23"}, UnknownName, "unknown precision 'fp23'"),
+        ({"precision": "fp8"}, UsageError, "a drop-in has no fp8, which only programs of r18"),
         ({"precision": "int8"}, UsageError, "int8 needs a calibration"),
         ({"precision": "fp16"}, NoKernel, "no kernel takes"),
         ({"precision": "fp64", "fuse": "add_relu"}, UsageError, "fp64 was asked for"),

@@ -208,6 +208,8 @@ def test_other_weights_are_refused(made: Path) -> None:
     assert "was made with other weights: synthetic:0 (sha256 " in str(caught.value)
     assert "these are synthetic:5 (sha256 " in str(caught.value)
     assert "run it with --weights synthetic:0" in str(caught.value)
+    advice = f"`r18 fixtures --network tiny --weights synthetic:5 --outdir {made} --force`"
+    assert advice in str(caught.value)
 
 
 # -- damage ------------------------------------------------------------------------------------

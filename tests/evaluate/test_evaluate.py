@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 import signal
 import sqlite3
 from collections.abc import Sequence
@@ -36,7 +38,7 @@ from r18.evaluate.pair import Pair, _roundoff
 from r18.evaluate.record import save
 from r18.evaluate.request import Request
 from r18.evaluate.rows import OK, UNREADABLE
-from r18.evaluate.run import Progress, journal_of
+from r18.evaluate.run import Progress, check_ready, journal_of
 from r18.evaluate.sources import Item
 from r18.graph.precision import FP32, FP64, INT8
 from r18.graph.resnet import tiny
@@ -278,6 +280,78 @@ def test_a_finished_table_is_not_replaced_unasked(folder: Path, tmp_path: Path) 
     assert len(table(out)) == 11
 
 
+NO_TABLE = "is no table of r18 evaluate; name another file, or delete it"
+
+
+def test_a_list_of_labels_is_not_called_an_earlier_evaluation(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "labels.csv"
+    out.write_text("a.png,3\n")
+    with pytest.raises(UsageError) as refused:
+        run(folder, out)
+    assert str(refused.value) == (
+        f"'{out}' {NO_TABLE}\n"
+        "  it does not hold the results of an earlier evaluation\n"
+        "  --restart would replace it all the same"
+    )
+    assert not journal_of(out).exists()
+
+
+@pytest.mark.parametrize("text", ["a.png,3\n", '"', "file,status\n", "\xff\n" * 9000])
+def test_a_run_that_goes_on_replaces_no_other_file(folder: Path, tmp_path: Path, text: str) -> None:
+    out = tmp_path / "labels.csv"
+    interrupted(folder, out, 3)
+    out.write_text(text, "latin-1")
+    kept = journal_of(out).read_bytes()
+    with pytest.raises(UsageError, match=NO_TABLE):
+        run(folder, out)
+    assert (out.read_text("latin-1"), journal_of(out).read_bytes()) == (text, kept)
+    out.unlink()
+    assert run(folder, out).resumed
+
+
+def test_a_parquet_file_of_something_else_is_never_replaced(folder: Path, tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    out = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"file": ["a.png"], "label": [3]}), out)
+    mine = out.read_bytes()
+    for held in (mine, b"mine", mine[:-9]):
+        out.write_bytes(held)
+        for restart in (False, True):
+            with pytest.raises(UsageError) as refused:
+                run(folder, out, restart=restart)
+            assert str(refused.value) == f"'{out}' {NO_TABLE}"
+        assert out.read_bytes() == held
+    out.unlink()
+    run(folder, out)
+    with pytest.raises(UsageError, match=r"results of an earlier evaluation\n.*--restart"):
+        check_ready(out, restart=False)
+    check_ready(out, restart=True)
+
+
+def test_an_earlier_table_next_to_a_journal_is_replaced(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.csv"
+    run(folder, out)
+    earlier = out.read_bytes()
+    out.unlink()
+    interrupted(folder, out, 3)
+    out.write_bytes(earlier.replace(b"\n", b"\r\n"))  # as an editor saves it
+    assert run(folder, out).resumed
+    assert out.read_bytes() == earlier
+
+
+def test_an_empty_file_and_a_pipe_may_be_there(folder: Path, tmp_path: Path) -> None:
+    out, pipe = tmp_path / "t.csv", tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    check_ready(pipe, restart=False)
+    out.touch()
+    interrupted(folder, out, 3)
+    assert journal_of(out).exists(), "the file was taken for one that another run wrote just now"
+    assert run(folder, out).resumed
+    assert len(table(out)) == 11
+
+
 # -- the command -------------------------------------------------------------------------------
 
 TINY = ("--network", "tiny", "--weights", "synthetic", "--backend", "numpy", "--batch", 4)
@@ -290,6 +364,27 @@ def command(folder: Path, out: Path, *more: object) -> Done:
 
 def lines(text: str) -> dict[str, str]:
     return dict(line.split(" = ") for line in text.splitlines() if " = " in line)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_list_of_labels_is_never_replaced(folder: Path, tmp_path: Path, named: bool) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(folder, images)
+    labels = images / "labels.csv"
+    labels.write_text("".join(f"{name},0\n" for name in numbered(11)))
+    before = labels.read_bytes()
+    given = ("--labels", labels) if named else ()
+    done = command(images, labels, "--restart", *given)
+    assert done.code == 2
+    assert f"--out '{labels}' is the list of labels: name another file" in done.err
+    assert labels.read_bytes() == before
+
+
+def test_a_reference_that_does_not_exist_is_named(folder: Path, tmp_path: Path) -> None:
+    done = command(folder, tmp_path / "t.csv", "--against", "nonne")
+    assert done.code == 2
+    assert "unknown reference 'nonne', did you mean 'none'?" in done.err
+    assert "Give --against one of these, or 'module:attr'." in done.err
 
 
 def test_the_command_prints_the_numbers(folder: Path, tmp_path: Path) -> None:

@@ -123,6 +123,20 @@ def test_refusals(tmp_path: Path) -> None:
         write_qdq(tmp_path / "m.onnx", tiny(), WEIGHTS)
 
 
+@pytest.mark.parametrize("held", [b"\\documentclass{book}", b"mine", b"\x08\x08", b"PK\x03\x04"])
+def test_a_file_that_is_no_model_is_never_replaced(tmp_path: Path, held: bytes) -> None:
+    path = tmp_path / "thesis.tex"
+    path.write_bytes(held)
+    with pytest.raises(WeightsError) as refused:
+        write_qdq(path, tiny(), WEIGHTS, overwrite=True)
+    assert str(refused.value) == f"'{path}' is no ONNX model; name another file, or delete it"
+    assert path.read_bytes() == held
+    path.write_bytes(b"")
+    for _ in ("an empty file", "an earlier export"):
+        write_qdq(path, tiny(), WEIGHTS, overwrite=True)
+    assert onnx.load(path).producer_name == "r18"
+
+
 def test_the_command_exports_a_model(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     common = ("export", "--network", "tiny", "--weights", folder, "--out")

@@ -13,7 +13,7 @@ import torch
 
 from r18.calibration.adaround import Settings, _Layer, _Windows
 from r18.calibration.weights import least_error
-from r18.errors import R18Error
+from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, Linear
 from r18.graph.passes import fuse
 from r18.graph.quantization import QuantizedWeight
@@ -148,6 +148,15 @@ def test_a_network_loses_less_than_to_nearest(bits: int, folder: Path, tmp_path:
     assert stored.calibration.rounding == "adaround"
     for name, weight in nearest.weights.quantization.weights.items():
         np.testing.assert_array_equal(stored.weights[name].scale, weight.scale)
+
+
+def test_groups_are_refused_with_the_way_out(folder: Path, tmp_path: Path) -> None:
+    how = folder, tmp_path / "q", "synthetic", "tiny_resnext"
+    with pytest.raises(UsageError, match=r"several groups.*\n.*or with --rounding nearest"):
+        quantize(Request(*how, bits=4), NUMPY)
+    quantize(Request(*how, bits=4, rounding="nearest"), NUMPY)
+    with pytest.raises(UsageError, match="got --calibrate 8 and --measure 0"):
+        Request(*how, calibrate=8, measure=0)
 
 
 def test_without_pytorch(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

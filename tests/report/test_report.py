@@ -21,6 +21,7 @@ from page_reader import Reader, assert_figure_is_safe
 from r18.report.scale import WITHIN, fault, shade
 from r18_oracle.judge.pictures import error_map
 from r18_oracle.search.verify_page import allowed, page
+from r18_oracle.search.verify_text import junit
 from report_support import (
     ABOUT,
     HOSTILE,
@@ -316,6 +317,23 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert reader.title == "r18 verify: No finding"
     assert reader.heat("Kernel")["relu/maximum", "numpy", "fp32"].value == "0.0"
     assert [p.name for p in target.parent.iterdir()] == ["verify.html"]
+
+
+def test_an_earlier_page_and_junit_file_may_be_replaced(tmp_path: Path) -> None:
+    module = importlib.import_module("r18_oracle.cli.verify")
+    file = tmp_path / "out"
+    file.write_text(page(empty(), about=ABOUT), "utf-8")
+    module._check_page(file, "--html")
+    suite = '<testsuite name="pytest"/>'
+    declared = f'<?xml version="1.0"?>\n<!-- made\nby us -->\n{suite}'
+    for text in (
+        *(junit(make()) for make in (clean, faulty, empty)),
+        suite,
+        declared,
+        f"\ufeff{suite}",
+    ):
+        file.write_text(text, "utf-8")
+        module._check_junit(file, "--junit")
 
 
 # -- in a browser ------------------------------------------------------------------------------

@@ -28,13 +28,14 @@ from r18.bench.baselines import PEER
 from r18.bench.error import error_cells
 from r18.bench.profile import MODEL
 from r18.bench.roofline import limits
-from r18.errors import UsageError
+from r18.errors import UnknownName, UsageError
 from r18.evaluate.rows import NOT_FINITE, OK, UNREADABLE, Row
 from r18.evaluate.tables import read_table, write_table
 from r18.graph.resnet import resnet18
 from r18.report import Evidence, gather, page, pictures
 from r18.report.agreement import SHOWN, hardest, summary, thumbnail
 from r18.report.evidence import grouped
+from r18.report.page import missing
 from r18.report.render import clean, environment
 from r18.report.scale import fault, ratio_text, shade
 from r18.report.speed import FAR, bars, summed
@@ -959,6 +960,28 @@ def test_a_csv_does_not_say_its_network(tmp_path: Path, asked: str | None) -> No
     assert (hint in said) is (asked is None), said
 
 
+def test_the_network_of_an_evaluation_is_known_and_its_own(tmp_path: Path) -> None:
+    plain, telling = tmp_path / "evaluation.csv", tmp_path / "evaluation.parquet"
+    write_table(plain, ROWS, BOUND, ABOUT)
+    write_table(telling, ROWS, BOUND, ABOUT)
+    folder = written(tmp_path / "records")
+    with pytest.raises(UnknownName, match="unknown network 'resnet19', did you mean 'resnet18'"):
+        gather(folder, plain, network="resnet19")
+    with pytest.raises(UsageError) as refused:
+        gather(folder, telling, network="resnet50")
+    assert str(refused.value) == (
+        f"--network resnet50: '{telling}' says that 'tiny' was evaluated\n"
+        "  leave out --network, or name another evaluation"
+    )
+    for same in ("tiny", "tiny:classes=10"):
+        assert gather(folder, telling, network=same).evaluation is not None
+    given = ("--records", folder, "--evaluation", plain, "--network", "resnet19")
+    done = r18("report", *given, "--out", tmp_path / "r.html")
+    assert (done.code, done.out) == (2, "")
+    assert "unknown network 'resnet19', did you mean 'resnet18'?" in done.err
+    assert not (tmp_path / "r.html").exists()
+
+
 def test_no_more_than_some_photographs_are_shown() -> None:
     many = [
         (replace(ROWS[0], file=name, margin=1.0 / (i + 1)), False)
@@ -1051,6 +1074,51 @@ def test_what_is_missing_is_named_with_its_command(tmp_path: Path) -> None:
     folder = written(tmp_path / "records", verify_nvidia_h200=VERIFIED | networks, **only)
     said = Reader(page(gather(folder))).said("missing")
     assert "error over bound of each step: r18 verify --record" in said
+
+
+def test_what_is_missing_can_be_asked_for_as_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.csv"
+    write_table(path, ROWS, BOUND, {})
+    absent = {what: command for what, command, _ in missing(gather(tmp_path / "nowhere", path))}
+    assert absent["time per layer"] == "r18 bench --per-step --record"
+    photographs = "r18 report --images DIR --evaluation FILE"
+    assert absent["the photographs themselves"] == photographs
+    assert absent["the names of classes"] == "r18 report --network NAME --evaluation FILE"
+
+
+def test_the_footer_says_what_was_read(tmp_path: Path, everything: Evidence) -> None:
+    path = tmp_path / "evaluation.csv"
+    write_table(path, ROWS, BOUND, {})
+
+    def footer(evidence: Evidence) -> str:
+        (said,) = re.findall(r"<footer>(.*?)</footer>", page(evidence))
+        return str(said)
+
+    begin, end = "Made by r18 report from ", "; every number comes from there."
+    alone = gather(tmp_path / "nowhere", path)
+    assert footer(alone) == f"{begin}the evaluation evaluation.csv{end}"
+    folder = written(tmp_path / "records")
+    assert footer(gather(folder)) == f"{begin}the records in {folder.as_posix()}{end}"
+    both = f"the records in {folder.as_posix()} and the evaluation evaluation.csv"
+    assert footer(gather(folder, path)) == f"{begin}{both}{end}"
+    compared = replace(alone, diff=everything.diff)
+    assert footer(compared) == f"{begin}the evaluation evaluation.csv and two dumps{end}"
+
+
+def test_a_named_folder_of_records_that_is_missing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "evaluation.csv", ROWS, BOUND, {})
+    given = ("--evaluation", "evaluation.csv", "--out", "r.html")
+    done = r18("report", "--records", "nope", *given)
+    assert done.code == 0, done.err
+    assert done.err == (
+        "warning: --records 'nope': no such folder, so the page has no records\n"
+        "  name the folder that --record wrote to, or leave out --records: the default is "
+        f"'{records.FOLDER}'\nwrote r.html\n"
+    )
+    assert r18("report", *given).err == "wrote r.html\n"  # the default folder may be missing
 
 
 def test_nothing_at_all_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -260,6 +261,18 @@ def test_unknown_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     os.mkdir("folder")
     assert refused("folder", tiny()).startswith("weights 'folder': the folder holds no manifest.j")
+    assert "make one with `r18 export --out folder`" in refused("folder", tiny())
+    Path("folder/notes.txt").write_text("mine")
+    assert "name a folder that `r18 export` wrote, a file of weights (" in refused("folder", tiny())
+    for name in ("a.pth", "b.npz", "c.pt", "d.safetensors"):
+        Path("folder", name).touch()
+    assert refused("folder", tiny()).endswith("name the file in it: a.pth, b.npz, c.pt and 1 more")
+    Path("folder/manifest.json").write_text('{"kind": "dump", "version": 1}')
+    assert refused("folder", tiny()).endswith(": it is of a dump, which holds no weights")
+    Path("text.pth").write_text("xx begins no pickle")
+    assert "no checkpoint of PyTorch's, or damaged: it is no pickle\n" in refused(
+        "text.pth", tiny()
+    )
     assert "cannot be read" in refused(f"{'x' * 4000}.pth", tiny())
 
 
@@ -319,6 +332,33 @@ def test_files_that_are_no_export_are_never_replaced(tmp_path: Path, weights: We
     with pytest.raises(ManifestError, match=r"folder\.npz' is there already"):
         export_weights(tmp_path / "folder", weights, tiny(), format="npz", overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.npz", "w.json"]
+
+
+@pytest.mark.parametrize("format", ["npz", "safetensors"])
+def test_a_file_of_another_format_is_never_replaced(
+    tmp_path: Path, weights: Weights, format: str
+) -> None:
+    other = export_weights(
+        tmp_path / "other", weights, tiny(), format={"npz": "safetensors"}.get(format, "npz")
+    )
+    document = io.BytesIO()
+    with zipfile.ZipFile(document, "w") as archive:
+        archive.writestr("word/document.xml", "<w/>")
+    path = tmp_path / f"w.{format}"
+    for held in (b"mine", b"\x02" + bytes(7) + b"[]", document.getvalue(), other.read_bytes()):
+        path.write_bytes(held)
+        for force in (False, True):
+            with pytest.raises(ManifestError) as refused:
+                export_weights(path, weights, tiny(), format=format, overwrite=force)
+            assert str(refused.value) == (
+                f"'{path}' is no .{format} file; name another file, or delete it"
+            )
+        assert path.read_bytes() == held
+        assert not path.with_suffix(".json").exists()
+    path.write_bytes(b"")
+    for _ in ("an empty file", "an earlier export"):
+        export_weights(path, weights, tiny(), format=format, overwrite=True)
+    assert load_weights(path, tiny()) == weights
 
 
 @pytest.mark.parametrize("given", ["tiny", None])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from r18.atomic import check_file
+from r18.atomic import check_file, check_replaceable
 from r18.backend.registry import VARIABLE
 from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import (
@@ -25,6 +28,7 @@ from r18.cli.options import (
     checked_place,
     listed,
 )
+from r18.cli.report import PAGE
 from r18.errors import UsageError, counted
 from r18.records import FOLDER
 from r18_oracle.cli.options import FINDINGS, FindingsFolder, Minutes
@@ -72,17 +76,44 @@ ExpectedFailures = Annotated[
 Recorded = Annotated[
     bool, typer.Option("--record", help="Also write the result to the device's record.")
 ]
+
+JUNIT = re.compile(rb"\s*(?:(?:<\?[^>]*\?>|<!--(?:(?!-->).)*-->)\s*)*<testsuites?[\s/>]", re.DOTALL)
+"""What a JUnit file begins with: its root, after instructions and comments."""
+MOST_BEGINNING = 1 << 16
+"""The most bytes before the end of that."""
+
+
+def _check_page(path: Path, option: str) -> None:
+    """Raise `UsageError` for a place where no page could be written, or a file that is none."""
+    check_file(path, option)
+    check_replaceable(path, "page", _is_page, option)
+
+
+def _check_junit(path: Path, option: str) -> None:
+    """Raise `UsageError` for a place where no file could be written, or another kind of file."""
+    check_file(path, option)
+    check_replaceable(path, "JUnit file", _is_junit, option)
+
+
+def _is_page(file: BufferedReader) -> bool:
+    return file.read(len(PAGE)).lower() == PAGE
+
+
+def _is_junit(file: BufferedReader) -> bool:
+    return JUNIT.match(file.read(MOST_BEGINNING).removeprefix(BOM_UTF8)) is not None
+
+
 JunitFile = Annotated[
     Path | None,
     typer.Option(
-        help="Also write JUnit XML to this file.", callback=checked_place(check_file, "--junit")
+        help="Also write JUnit XML to this file.", callback=checked_place(_check_junit, "--junit")
     ),
 ]
 HtmlFile = Annotated[
     Path | None,
     typer.Option(
         help="Also write a self-contained page to this file.",
-        callback=checked_place(check_file, "--html"),
+        callback=checked_place(_check_page, "--html"),
     ),
 ]
 

@@ -162,6 +162,8 @@ def write_json(path: Path, kind: str, data: Mapping[str, Any]) -> None:
 def read_json(path: Path, kind: str) -> dict[str, object]:
     """The object in a file, of that kind and of our version. Raises `DumpError`."""
     data = _parse(path)
+    if "kind" not in data and "tensors" in data:
+        raise DumpError(f"'{path}': it is of an export of weights, not of a {kind}")
     known = {"kind": kind, "version": VERSION, "byte_order": "little"}
     for key, wanted in known.items():
         found = data.get(key)

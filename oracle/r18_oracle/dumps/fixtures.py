@@ -394,7 +394,8 @@ def run_step(
             f"(sha256 {fixture.weights.sha256[:16]}…), these are {weights.source} (sha256 "
             f"{weights.sha256[:16]}…)\n"
             f"  run it with --weights {fixture.weights.source}, or make it again with "
-            f"`r18 fixtures --weights {weights.source} --force`"
+            f"`r18 fixtures --network {fixture.network} --weights {weights.source} --outdir "
+            f"{fixture.folder.parent} --force`"
         )
     images, expected = fixture.read_input(), fixture.read_expected()
     options = CompileOptions(batch=len(images), precision=precision, fusion=fusion)

@@ -19,6 +19,8 @@ from r18.bench.baselines import onnxruntime, openvino, torchvision
 from r18.bench.baselines.fed import FedTorchvision
 from r18.bench.baselines.torchvision import torch_flush
 from r18.bench.baselines.ways import MODES, PEER, PEERS, TORCH, WAYS, Way, ways
+from r18.errors import BackendUnavailable
+from r18.graph.precision import FP8
 from r18.graph.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -34,6 +36,15 @@ def peers_precision(precision: str, kind: str = "cpu") -> str:
     if precision in ("int8", "fp8") and kind == "cuda":
         return "fp16"
     return "fp32" if precision in ("fp16x3", "fp8") else precision
+
+
+def has_peers(precision: str, kind: str) -> bool:
+    """Whether rows of a precision have peers on a kind of device.
+
+    Not those in fp8 on a CPU, where PyTorch would run in float32: neither its times nor its errors
+    say anything of a program in fp8.
+    """
+    return precision != FP8.name or kind == "cuda"
 
 
 def device_words(way: Way, kind: str) -> str:
@@ -57,8 +68,11 @@ def made(
 ) -> Runner:
     """A peer ready to run a schedule (at level `none`) on a kind of device.
 
-    Raises `BackendUnavailable` where its library is missing, or cannot run that.
+    Raises `BackendUnavailable` where its library is missing, or cannot run that, and where rows of
+    the precision have no peers (`has_peers`).
     """
+    if not has_peers(precision, kind):
+        raise BackendUnavailable(way.name, f"it has no {precision} on {kind}")
     match way.mode:
         case "onnxruntime":
             return onnxruntime.OnnxRuntime(kind, schedule, weights, batch, precision)
@@ -78,6 +92,7 @@ __all__ = [
     "FedTorchvision",
     "Way",
     "device_words",
+    "has_peers",
     "made",
     "peers_precision",
     "torch_flush",
