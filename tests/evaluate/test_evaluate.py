@@ -371,7 +371,7 @@ def test_the_list_of_labels_is_never_replaced(folder: Path, tmp_path: Path, name
     images = tmp_path / "images"
     shutil.copytree(folder, images)
     labels = images / "labels.csv"
-    labels.write_text("".join(f"{name},0\n" for name in numbered(11)))
+    labels.write_text("file,label\n" + "".join(f"{name},0\n" for name in numbered(11)))
     before = labels.read_bytes()
     given = ("--labels", labels) if named else ()
     done = command(images, labels, "--restart", *given)
