@@ -256,4 +256,14 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["new_file", "new_folder", "output_file", "write_text"]
+__all__ = [
+    "check_file",
+    "check_folder",
+    "check_replaceable",
+    "holds_something",
+    "is_stream",
+    "new_file",
+    "new_folder",
+    "output_file",
+    "write_text",
+]

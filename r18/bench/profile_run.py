@@ -10,7 +10,6 @@ from typing import Any
 
 from tabulate import tabulate
 
-from r18.atomic import check_folder
 from r18.backend import DeviceInfo
 from r18.backend.registry import get_backend
 from r18.bench import profile_record
@@ -63,13 +62,7 @@ class Result:
 
 
 def run(request: Request, progress: Callable[[str], None] = lambda text: None) -> Result:
-    """Profile, and record what was profiled.
-
-    Raises as `profile` does, and `UsageError`, such as for a folder of records that cannot be
-    written: before anything is timed.
-    """
-    if request.records is not None:
-        check_folder(request.records, "--records")
+    """Profile, and record what was profiled. Raises as `profile` does, and `UsageError`."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would log each of its starts
     name, device = _chosen(request.backend)
     size = request.image_size

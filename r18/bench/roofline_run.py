@@ -10,7 +10,6 @@ from typing import Any
 from tabulate import tabulate
 
 from r18 import records
-from r18.atomic import check_folder
 from r18.backend import Backend, Ceiling, CompileOptions, DeviceInfo, Plan
 from r18.bench import ceilings as measured
 from r18.bench.contenders import Compiled, program_contender
@@ -88,11 +87,9 @@ def measure(
 ) -> tuple[Path, list[str]]:
     """Measure the device's ceilings and write their record; its path, and warnings.
 
-    Raises `UsageError` for a folder that cannot be written, before anything is measured, and where
-    that would lose the rates of instructions on record, because the backend does not measure any.
-    Raises what `r18.bench.ceilings.measure` raises.
+    Raises `UsageError` where that would lose the rates of instructions on record, because the
+    backend does not measure any, and what `r18.bench.ceilings.measure` raises.
     """
-    check_folder(folder, "--records")
     path = records.path_of(folder, WHAT, device)
     before = records.load(path, CeilingsRecord)
 

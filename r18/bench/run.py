@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r18.atomic import check_folder
 from r18.backend import Backend
 from r18.backend.registry import get_backend, load_backend
 from r18.bench import record
@@ -102,8 +101,7 @@ def run(
     """Time the backends and their baselines in turns; record each group when it is finished.
 
     on_left_out: called for contenders that cannot run, or are wrong, with the reason.
-    Raises what an explicitly named backend raises that cannot run, and `UsageError`, such as for a
-    folder of records that cannot be written: before anything is timed.
+    Raises what an explicitly named backend raises that cannot run, and `UsageError`.
     """
     session = _Session(request, on_left_out)
     judge = session.judge()
@@ -130,8 +128,6 @@ class _Session:
     """One call of `run`: its contenders, those left out, and the written records."""
 
     def __init__(self, request: Request, on_left_out: Callable[[str, str], None]) -> None:
-        if request.records is not None:
-            check_folder(request.records, "--records")
         self._request, self._on_left_out = request, on_left_out
         self._skipped: list[dict[str, str]] = []
         self._no_error = ""

@@ -32,6 +32,7 @@ from r18.cli.options import (
     checked_place,
     integers,
     listed,
+    recording,
 )
 from r18.files import JSON_LIMIT
 from r18.machine import set_threads
@@ -158,7 +159,7 @@ def bench(
         network=network_name,
         weights=weights,
         check=check,
-        records=records if record else None,
+        records=recording(record, records),
     )
     with run_progress() as progress:
         result = run_bench(request, on_left_out=_say_left_out, progress=progress)

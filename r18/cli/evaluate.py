@@ -27,6 +27,7 @@ from r18.cli.options import (
     WeightsSource,
     asked_backend,
     chosen_backend,
+    recording,
 )
 from r18.errors import UsageError, unknown
 from r18.evaluate import run
@@ -131,6 +132,7 @@ def evaluate(
     made = (images, labels, weights, network_name, name, kind, reference, precision)
     how = (fusion, batch, threads, out, restart, salvage, workers, scheduler)
     job = Job(*made, against_precision, *how)
+    recording(record, records)
     try:
         with _progress() as on_progress:
             done = run_job(job, partial(typer.echo, err=True), on_progress)

@@ -75,7 +75,7 @@ def checked_place(
 ) -> Callable[[Path | None], Path | None]:
     """A callback for an option that says where to write: checked before anything is measured.
 
-    check: `check_file` or `check_folder` of `r18.atomic`.
+    check: `check_file` or `check_folder` of `r18.atomic`, or one built on them.
     """
 
     def checked(place: Path | None) -> Path | None:
@@ -95,6 +95,7 @@ RecordFolder = Annotated[
         callback=checked_place(partial(check_folder, writable=False), "--records"),
     ),
 ]
+
 WeightsSource = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Judge every output against float64; a wrong one is no row.")
@@ -198,6 +199,22 @@ def planning_backend(name: str | None, precisions: Iterable[str] = ()) -> Backen
         with suppress(BackendUnavailable):
             backend.probe()
     return backend
+
+
+def recording(record: bool, folder: Path) -> Path | None:
+    """The folder to record in, None without `record`.
+
+    Raises `UsageError` for one that cannot be written: before anything runs.
+    """
+    if record:
+        check_folder(folder, "--records")
+    return folder if record else None
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line names an option, by its parameter's name."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def listed(text: str, what: str) -> list[str]:

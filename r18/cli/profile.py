@@ -27,6 +27,7 @@ from r18.cli.options import (
     checked_place,
     integers,
     listed,
+    recording,
 )
 from r18.machine import disturbances
 from r18.records import FOLDER
@@ -84,7 +85,7 @@ def profile(
         channels_last,
         trace,
         check,
-        records if record else None,
+        recording(record, records),
     )
     with Console(stderr=True).status("profiling") as status:
         result = run_profile(request, progress=status.update)

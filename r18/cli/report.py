@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from r18 import records
-from r18.atomic import check_file, check_folder, write_text
-from r18.cli.options import RecordFolder, checked_place
+from r18.atomic import check_file, check_folder, check_replaceable, write_text
+from r18.cli.options import RecordFolder, checked_place, is_given
 from r18.errors import UsageError
 from r18.graph.resnet import NETWORKS
 
@@ -60,7 +61,7 @@ def report(
     """
     from r18.report import gather, page, pictures
 
-    _check_page(out)
+    check_page(out, "--out")
     diff = None
     if dumps is not None:
         try:
@@ -90,8 +91,7 @@ def _warn_of_no_records(context: typer.Context, folder: Path) -> None:
 
     The default folder may be missing: a page of an evaluation or of dumps needs none.
     """
-    source = context.get_parameter_source("record_folder")
-    if source is not None and source.name == "COMMANDLINE" and not folder.is_dir():
+    if is_given(context, "record_folder") and not folder.is_dir():
         typer.echo(
             f"warning: --records '{folder}': no such folder, so the page has no records\n"
             "  name the folder that --record wrote to, or leave out --records: the default is "
@@ -100,14 +100,14 @@ def _warn_of_no_records(context: typer.Context, folder: Path) -> None:
         )
 
 
-def _check_page(out: Path) -> None:
+def check_page(path: Path, option: str) -> None:
     """Raise `UsageError` for a place where no page can be written, or a file that is none."""
-    check_file(out, "--out")
-    if not out.is_file():
-        return
-    with out.open("rb") as file:
-        if file.read(len(PAGE)).lower() not in (PAGE, b""):
-            raise UsageError(f"--out '{out}' is no page; name another file, or delete it")
+    check_file(path, option)
+    check_replaceable(path, "page", _is_page, option)
+
+
+def _is_page(file: BufferedReader) -> bool:
+    return file.read(len(PAGE)).lower() == PAGE
 
 
 def _write(path: Path, text: str) -> None:

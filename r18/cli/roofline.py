@@ -27,9 +27,11 @@ from r18.cli.options import (
     WeightsSource,
     chosen_backend,
     integers,
+    is_given,
     kernel_overrides,
     listed,
     print_result,
+    recording,
 )
 from r18.machine import set_threads
 
@@ -83,6 +85,7 @@ def roofline(
     ]
     chosen, device = chosen_backend(backend, [one.precision for one in options])
     if measure:
+        recording(True, record_folder)
         _measure(chosen, device, record_folder)
     with Console(stderr=True).status("timing") as status:
         result = run_roofline(
@@ -102,12 +105,11 @@ def roofline(
 
 
 def _given(context: typer.Context) -> list[str]:
-    """The options of the command line with their values, to repeat them; without a default's."""
+    """The options given on the command line, with their values, except --measure."""
     words: list[str] = []
     for option in context.command.params:
         name = str(option.name)
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name == "measure":
+        if name == "measure" or not is_given(context, name):
             continue
         value = context.params[name]
         if value is True:

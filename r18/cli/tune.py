@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from tabulate import tabulate
 
-from r18.atomic import check_file
+from r18.atomic import check_file, holds_something
 from r18.backend import Backend, CompileOptions, Table
 from r18.backend.tuned import READERS, read_table, users_table
 from r18.bench.in_network import tune_in_network
@@ -83,6 +83,7 @@ def tune(
     if chosen.name not in READERS:
         typer.echo(f"plans of '{chosen.name}' read no table: it calls no find_table", err=True)
     path = out or users_table(chosen.name, device)
+    _earlier(path)  # raises before anything is timed
     for name in names:
         precision_named(name)
     schedule = chosen_schedule(network_name, None)
@@ -150,6 +151,11 @@ def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits:
     return found.table
 
 
+def _earlier(path: Path) -> Table | None:
+    """The table in a file, None where there is none. Raises as `read_table` for another file."""
+    return read_table(path) if holds_something(path) else None
+
+
 def _write(backend: Backend, path: Path, table: Table) -> None:
     """Merge into the file, and print what is new; `UsageError` if that is nothing."""
     rows = [
@@ -161,6 +167,7 @@ def _write(backend: Backend, path: Path, table: Table) -> None:
     if not rows:
         names = ",".join(table.choices)
         raise UsageError(f"'{backend.name}' has no kernel in {names} for any of the problems")
-    (read_table(path).merged(table) if path.is_file() else table).write(path)
+    before = _earlier(path)
+    (table if before is None else before.merged(table)).write(path)
     typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
     typer.echo(f"\nwritten: {path}")

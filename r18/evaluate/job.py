@@ -12,7 +12,7 @@ from r18.errors import UsageError
 from r18.evaluate import distributed, record
 from r18.evaluate.request import Request
 from r18.evaluate.run import Engine, Evaluation, Here, Progress, check_ready, evaluate
-from r18.evaluate.sources import ImageSet, find_images
+from r18.evaluate.sources import LISTS, ImageSet, find_images
 from r18.graph.quantization import Quantization
 from r18.graph.resnet import network
 from r18.images.classify import even_batch
@@ -104,13 +104,10 @@ def run_job(
 
     tell: called with lines about the images and devices. Raises what `evaluate` raises.
     """
+    _check_lists(job)
     schedule = network(job.network)
     found = find_images(job.images, schedule.shapes(1)[schedule.output][1], job.labels)
     host = machine()
-    if found.labels and job.out.exists():
-        read = job.images / found.labels if job.labels is None else Path(job.labels)
-        if job.out.samefile(read):  # --restart would replace it
-            raise UsageError(f"--out '{job.out}' is the list of labels: name another file")
     tell(f"images: {len(found.items)} in {job.images}, {found.layout}")
     if found.left_out:
         several = f"{found.left_out} images of {job.images} are"
@@ -143,6 +140,15 @@ def run_job(
             on_progress=on_progress,
         )
         return Finished(job, done, request, found, host, runner.workers, weights.quantization)
+
+
+def _check_lists(job: Job) -> None:
+    """Raise `UsageError` for an --out that is a list of labels, which --restart would replace."""
+    lists = [job.images / name for name in LISTS]
+    if job.labels is not None:
+        lists.append(Path(job.labels))
+    if job.out.exists() and any(one.exists() and job.out.samefile(one) for one in lists):
+        raise UsageError(f"--out '{job.out}' is a list of labels: name another file")
 
 
 @contextmanager

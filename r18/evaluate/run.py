@@ -232,7 +232,7 @@ def check_ready(out: Path, restart: bool, *, journal: bool = True) -> None:
 
     journal: whether one next to an earlier table means that it is to be continued.
 
-    A file that is no table of ours is refused, a Parquet file with `restart`, too.
+    A file that is no table of ours is refused; with `restart`, only a Parquet file is.
     """
     check_target(out)
     csv = out.suffix.lower() == ".csv"
@@ -240,7 +240,7 @@ def check_ready(out: Path, restart: bool, *, journal: bool = True) -> None:
         return
     hint = (
         "\n  it does not hold the results of an earlier evaluation"
-        "\n  --restart would replace it all the same"
+        "\n  --restart would replace it all the same, if it is no list of labels"
     )
     known = partial(is_table, out)
     check_replaceable(out, "table of r18 evaluate", known, hint=hint if csv else "")

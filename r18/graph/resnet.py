@@ -334,7 +334,9 @@ def _settings(name: str, text: str) -> dict[str, int]:
         digits = value.removeprefix("-")
         whole = digits.isascii() and digits.isdecimal()
         if not whole or digits != value or len(value) > MOST_DIGITS or what in found:
-            limits = f" of at most {MOST_DIGITS} digits" if whole and what not in found else ""
+            limits = ""
+            if whole and what not in found:
+                limits = f" of at most {MOST_DIGITS} digits, without a sign"
             raise ScheduleError(
                 f"network {show(name)}: {what} is given once, as an integer{limits}: "
                 f"{plain_of(name)}:{what}=10"

@@ -139,8 +139,8 @@ def write_qdq(
 ) -> Path:
     """Write the `qdq_model` of weights with a quantisation to a file, whole or not at all.
 
-    Raises `WeightsError` for weights without one, and for a file that exists or cannot be written,
-    with `overwrite` for one that is no ONNX model; and as `qdq_model`.
+    Raises `WeightsError` for weights without one, and for a file that exists or cannot be written
+    and, even with `overwrite`, for a file that is no ONNX model; and as `qdq_model`.
     """
     path = Path(path)
     quantization = quantization_of(weights)

@@ -48,9 +48,10 @@ def read_torch(path: Path, data: bytes) -> dict[str, Tensor]:
     try:
         file = checked(data)
     except Exception as error:  # zipfile and pickle on hostile bytes raise nearly anything
+        # The text of an instruction that no pickle has is its number.
+        why = "it is no pickle" if isinstance(error, KeyError) else _first_line(error)
         raise WeightsError(
-            f"weights '{path}': no checkpoint of PyTorch's, or damaged: {_first_line(error)}\n"
-            f"{_REMEDY}"
+            f"weights '{path}': no checkpoint of PyTorch's, or damaged: {why}\n{_REMEDY}"
         ) from None
     try:
         import torch
@@ -253,8 +254,6 @@ def is_safetensors(file: BufferedReader) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return "it is no pickle"  # an instruction that does not exist: its text is a number
     text = str(error).strip() or type(error).__name__
     return plain(text.splitlines()[0], 120)
 

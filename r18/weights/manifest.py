@@ -192,7 +192,7 @@ class Manifest:
         """Check every field by itself. Raises `ManifestError`, which does not name the file."""
         data = as_object(data, "a manifest")
         if data.get("kind") == "dump":
-            raise ManifestError("it is of a dump, which holds no weights")
+            raise ManifestError("it belongs to a dump, which holds no weights")
         for name, known in _CONSTANTS.items():
             value = field(data, name)
             if type(value) is not type(known) or value != known:

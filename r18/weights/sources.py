@@ -546,8 +546,8 @@ def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) 
     """Raise `ManifestError` unless both files may be written.
 
     The same weights in the other format have the same manifest, which may stay; what is no
-    manifest, or is that of other weights in the other format, is never replaced. Neither is what
-    is no file of the format.
+    manifest, or is that of other weights in the other format, is never replaced, nor is a file of
+    another format.
     """
     known = is_npz if path.suffix == ".npz" else is_safetensors
     check_replaceable(path, f"{path.suffix} file", known, error=ManifestError)

@@ -518,6 +518,20 @@ def test_the_command_measures_projections(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
+@pytest.mark.parametrize("more", [(), ("--in-network",)])
+def test_another_file_is_refused_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("r18.cli.tune._alone", None)
+    monkeypatch.setattr("r18.cli.tune._exchanged", None)
+    path = tmp_path / "notes.json"
+    path.write_text("mine")
+    done = r18("tune", "--backend", "numpy", "--network", "tiny", "--out", path, *more)
+    assert done.code == 2
+    assert "is no tuning table" in done.err
+    assert path.read_text() == "mine"
+
+
 def test_the_command_measures_what_a_plan_may_fuse(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     options = ("--backend", "pooling_backends:Pooling", "--network", "tiny", "--batch", 2)

@@ -7,6 +7,7 @@ subcommand computes is tested with the library function that it calls.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -335,6 +336,25 @@ def test_a_name_that_no_file_can_have_is_an_error_in_words(
     assert "the file system takes no name of that length" in refused
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("verify", "--backend", "numpy"),
+        ("mutate", "--backend", "numpy", "--limit", "1"),
+        ("evaluate", "--images", ".", "--backend", "numpy"),
+        ("bench", "--backends", "numpy"),
+        ("profile", "--backend", "numpy"),
+    ],
+    ids=lambda args: args[0],
+)
+def test_a_folder_of_records_that_cannot_be_written_is_refused_before_the_run(
+    command: Command, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or path != tmp_path)
+    text = command.refusal(*args, "--record", "--records", str(tmp_path))
+    assert f"--records {tmp_path}: '{tmp_path}' cannot be written" in text
+
+
 def test_export_refuses_a_format_with_all_that_it_knows(command: Command) -> None:
     text = command.refusal("export", "--network", "tiny", "--format", "onnx", "--out", "x")
     assert "unknown export format 'onnx'" in text
@@ -383,7 +403,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else None,
 )
-@pytest.mark.parametrize("text", ["print(1)\n", "{}", "[1]", "<!-- -->" * 9999, "<testsuites2/>"])
+@pytest.mark.parametrize(
+    "text", ["print(1)\n", "{}", "[1]", "<!-- -->" * 9999 + "<testsuite/>", "<testsuites2/>"]
+)
 def test_another_kind_of_file_is_refused_before_anything_runs(
     command: Command, args: tuple[str, ...], kind: str, text: str, tmp_path: Path
 ) -> None:

@@ -502,7 +502,7 @@ def test_two_raw_folders_and_no_folder(dumped: Path, tmp_path: Path) -> None:
     export = tmp_path / "export"
     export.mkdir()
     (export / "manifest.json").write_text('{"version": 1, "tensors": []}')
-    with pytest.raises(DumpError, match="it is of an export of weights, not of a dump"):
+    with pytest.raises(DumpError, match="it belongs to an export of weights, not to a dump"):
         diff_dumps(dumped, export)
     with pytest.raises(DumpError, match=r"raw' holds no manifest\.json, so it is no dump"):
         read_dump(raw)

@@ -208,8 +208,8 @@ def test_other_weights_are_refused(made: Path) -> None:
     assert "was made with other weights: synthetic:0 (sha256 " in str(caught.value)
     assert "these are synthetic:5 (sha256 " in str(caught.value)
     assert "run it with --weights synthetic:0" in str(caught.value)
-    advice = f"`r18 fixtures --network tiny --weights synthetic:5 --outdir {made} --force`"
-    assert advice in str(caught.value)
+    advice = "`r18 fixtures --network tiny --weights synthetic:5 --steps 2 --batch 2 --seed 0 "
+    assert f"{advice}--outdir {made} --force`" in str(caught.value)
 
 
 # -- damage ------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ def test_step_ranges() -> None:
     assert parse_steps("2, 5-6") == [2, 5, 6]
     assert parse_steps("3,3") == [3]
     assert parse_steps("4,2,2,3-4,3") == [4, 2, 3]
-    for text in ("", "a", "2-", "-3", "2-x", "7-2"):
+    for text in ("", "a", "2-", "-3", "2-x", "7-2", "2,7-3"):
         with pytest.raises(UsageError, match="--steps"):
             parse_steps(text)
 

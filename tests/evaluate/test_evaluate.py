@@ -291,7 +291,7 @@ def test_a_list_of_labels_is_not_called_an_earlier_evaluation(folder: Path, tmp_
     assert str(refused.value) == (
         f"'{out}' {NO_TABLE}\n"
         "  it does not hold the results of an earlier evaluation\n"
-        "  --restart would replace it all the same"
+        "  --restart would replace it all the same, if it is no list of labels"
     )
     assert not journal_of(out).exists()
 
@@ -366,17 +366,17 @@ def lines(text: str) -> dict[str, str]:
     return dict(line.split(" = ") for line in text.splitlines() if " = " in line)
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_the_list_of_labels_is_never_replaced(folder: Path, tmp_path: Path, named: bool) -> None:
+@pytest.mark.parametrize("given", ["", "labels.csv", "none"])
+def test_the_list_of_labels_is_never_replaced(folder: Path, tmp_path: Path, given: str) -> None:
     images = tmp_path / "images"
     shutil.copytree(folder, images)
     labels = images / "labels.csv"
     labels.write_text("file,label\n" + "".join(f"{name},0\n" for name in numbered(11)))
     before = labels.read_bytes()
-    given = ("--labels", labels) if named else ()
-    done = command(images, labels, "--restart", *given)
+    named = ("--labels", images / given if given == labels.name else given) if given else ()
+    done = command(images, labels, "--restart", *named)
     assert done.code == 2
-    assert f"--out '{labels}' is the list of labels: name another file" in done.err
+    assert f"--out '{labels}' is a list of labels: name another file" in done.err
     assert labels.read_bytes() == before
 
 

@@ -13,7 +13,7 @@ import pytest
 from faulty_backends import Right
 from r18.backend import Backend, CompileOptions
 from r18.backend.host import HostKernel
-from r18.errors import UnknownName
+from r18.errors import UnknownName, UsageError
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.passes import fuse
 from r18.graph.resnet import tiny
@@ -71,6 +71,14 @@ def test_a_plan_that_raises_at_a_large_batch_is_a_finding(monkeypatch: pytest.Mo
     assert isinstance(finding, Finding)
     assert finding.check == "runs"
     assert re.fullmatch(said, finding.message)
+
+
+def test_an_error_of_r18_is_the_plans_fault_too() -> None:
+    def said(problem: Problem) -> str:
+        raise UsageError("no such tile")
+
+    with pytest.raises(WrongPlan, match=f"at batch {LARGE} raised UsageError in .*: no such tile"):
+        check(Choosy(said))
 
 
 def test_a_backend_may_refuse_large_batches() -> None:

@@ -323,7 +323,7 @@ def test_an_earlier_page_and_junit_file_may_be_replaced(tmp_path: Path) -> None:
     module = importlib.import_module("r18_oracle.cli.verify")
     file = tmp_path / "out"
     file.write_text(page(empty(), about=ABOUT), "utf-8")
-    module._check_page(file, "--html")
+    module.check_page(file, "--html")
     suite = '<testsuite name="pytest"/>'
     declared = f'<?xml version="1.0"?>\n<!-- made\nby us -->\n{suite}'
     for text in (

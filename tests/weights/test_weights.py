@@ -268,7 +268,7 @@ def test_unknown_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Path("folder", name).touch()
     assert refused("folder", tiny()).endswith("name the file in it: a.pth, b.npz, c.pt and 1 more")
     Path("folder/manifest.json").write_text('{"kind": "dump", "version": 1}')
-    assert refused("folder", tiny()).endswith(": it is of a dump, which holds no weights")
+    assert refused("folder", tiny()).endswith(": it belongs to a dump, which holds no weights")
     Path("text.pth").write_text("xx begins no pickle")
     assert "no checkpoint of PyTorch's, or damaged: it is no pickle\n" in refused(
         "text.pth", tiny()

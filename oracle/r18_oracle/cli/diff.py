@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, RecordFolder, print_result
+from r18.cli.options import AsJson, RecordFolder, print_result, recording
 from r18.errors import UsageError
 from r18.records import FOLDER
 
@@ -109,7 +109,7 @@ def diff(
             "a third dump": bool(others),
         }
         _refuse("--explain", given, "it compares two dumps of the same weights and input")
-        report = _by_reasons(expected, got, weights, records if record else None)
+        report = _by_reasons(expected, got, weights, recording(record, records))
     elif bounds:
         from r18_oracle.dumps.agreement import compare_by_bounds
 

@@ -81,7 +81,7 @@ def parse_steps(text: str) -> list[int]:
         ends = first.strip(), last.strip() if dash else first.strip()
         if max(map(len, ends)) > 2:
             raise UsageError(f"--steps {plain(text)}: '{plain(part)}' goes beyond the steps, 2-7")
+        if int(ends[0]) > int(ends[1]):
+            raise UsageError(f"--steps {plain(text)}: '{plain(part)}' holds no step; try 2-7")
         numbers += range(int(ends[0]), int(ends[1]) + 1)
-    if not numbers:
-        raise UsageError(f"--steps {text} holds no step; try 2-7")
     return list(dict.fromkeys(numbers))

@@ -17,7 +17,14 @@ from tabulate import tabulate
 
 from r18.backend.registry import VARIABLE, load_backend
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend, print_result
+from r18.cli.options import (
+    AsJson,
+    BackendName,
+    RecordFolder,
+    asked_backend,
+    print_result,
+    recording,
+)
 from r18.errors import UsageError
 from r18.records import FOLDER, path_of
 from r18_oracle.cli.options import (
@@ -98,7 +105,7 @@ def mutate(
 
     Exit codes: 0 the score is reached, 1 it is not, or mutants are left, 2 nothing was run.
     """
-    folder = records if record else None
+    folder = recording(record, records)
     how = _How(seed=seed, limit=limit, files=files, kind=kind, workers=workers, again=again)
     if core is not None:
         if backend is not None or minutes is not None or show is not None:

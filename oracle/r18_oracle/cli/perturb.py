@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, RecordFolder, listed
+from r18.cli.options import AsJson, RecordFolder, listed, recording
 from r18.records import FOLDER
 from r18_oracle.cli.options import (
     FINDINGS,
@@ -75,7 +75,7 @@ def perturb(
             kinds=None if kinds == "all" else listed(kinds, "--kinds"),
             jobs=jobs,
             minutes=minutes,
-            records_folder=records if record else None,
+            records_folder=recording(record, records),
             again=again,
             on_start=partial(show_start, bar),
             on_result=lambda result: show_result(bar, result.name),

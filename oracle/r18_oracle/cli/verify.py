@@ -27,8 +27,9 @@ from r18.cli.options import (
     backend_names,
     checked_place,
     listed,
+    recording,
 )
-from r18.cli.report import PAGE
+from r18.cli.report import check_page
 from r18.errors import UsageError, counted
 from r18.records import FOLDER
 from r18_oracle.cli.options import FINDINGS, FindingsFolder, Minutes
@@ -80,23 +81,13 @@ Recorded = Annotated[
 JUNIT = re.compile(rb"\s*(?:(?:<\?[^>]*\?>|<!--(?:(?!-->).)*-->)\s*)*<testsuites?[\s/>]", re.DOTALL)
 """What a JUnit file begins with: its root, after instructions and comments."""
 MOST_BEGINNING = 1 << 16
-"""The most bytes before the end of that."""
-
-
-def _check_page(path: Path, option: str) -> None:
-    """Raise `UsageError` for a place where no page could be written, or a file that is none."""
-    check_file(path, option)
-    check_replaceable(path, "page", _is_page, option)
+"""The bytes in which a JUnit file's root must begin."""
 
 
 def _check_junit(path: Path, option: str) -> None:
     """Raise `UsageError` for a place where no file could be written, or another kind of file."""
     check_file(path, option)
     check_replaceable(path, "JUnit file", _is_junit, option)
-
-
-def _is_page(file: BufferedReader) -> bool:
-    return file.read(len(PAGE)).lower() == PAGE
 
 
 def _is_junit(file: BufferedReader) -> bool:
@@ -113,7 +104,7 @@ HtmlFile = Annotated[
     Path | None,
     typer.Option(
         help="Also write a self-contained page to this file.",
-        callback=checked_place(_check_page, "--html"),
+        callback=checked_place(check_page, "--html"),
     ),
 ]
 
@@ -170,7 +161,7 @@ def verify(
             settled=evidence.settled(chosen, records) if stale else frozenset(),
             expected=expected,
         )
-        verification = _verified(chosen, request, records if record else None)
+        verification = _verified(chosen, request, recording(record, records))
     _print(verification, findings, as_json)
     _write_reports(verification, findings, junit, html)
     if record:

@@ -163,7 +163,7 @@ def read_json(path: Path, kind: str) -> dict[str, object]:
     """The object in a file, of that kind and of our version. Raises `DumpError`."""
     data = _parse(path)
     if "kind" not in data and "tensors" in data:
-        raise DumpError(f"'{path}': it is of an export of weights, not of a {kind}")
+        raise DumpError(f"'{path}': it belongs to an export of weights, not to a {kind}")
     known = {"kind": kind, "version": VERSION, "byte_order": "little"}
     for key, wanted in known.items():
         found = data.get(key)

@@ -14,6 +14,7 @@ little-endian float32, so that a program in any language can run the step.
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -389,13 +390,18 @@ def run_step(
     if repeat < 1:
         raise UsageError(f"repeat must be at least 1, got {repeat}")
     if weights.sha256 != fixture.weights.sha256:
+        again = shlex.join(
+            [
+                *("r18", "fixtures", "--network", fixture.network, "--weights", weights.source),
+                *("--steps", str(fixture.step), "--batch", str(fixture.input.shape[0])),
+                *("--seed", str(fixture.seed), "--outdir", str(fixture.folder.parent), "--force"),
+            ]
+        )
         raise DumpError(
             f"the fixture '{fixture.folder}' was made with other weights: {fixture.weights.source} "
             f"(sha256 {fixture.weights.sha256[:16]}…), these are {weights.source} (sha256 "
             f"{weights.sha256[:16]}…)\n"
-            f"  run it with --weights {fixture.weights.source}, or make it again with "
-            f"`r18 fixtures --network {fixture.network} --weights {weights.source} --outdir "
-            f"{fixture.folder.parent} --force`"
+            f"  run it with --weights {fixture.weights.source}, or make it again with `{again}`"
         )
     images, expected = fixture.read_input(), fixture.read_expected()
     options = CompileOptions(batch=len(images), precision=precision, fusion=fusion)

@@ -48,7 +48,7 @@ def shrunk(
 
 def reductions(problem: Problem) -> Iterator[Problem]:
     """Smaller problems of the same op: all numbers at their least, all halved, then one by one,
-    the boldest steps first. At last, few groups of channels are joined into one.
+    the boldest steps first. Finally, up to `MOST_JOINED` groups are joined into one.
 
     Some hold no fewer elements (an output grows as a stride shrinks), but each is simpler. The
     problem itself may be among them.
@@ -68,7 +68,7 @@ def elements(problem: Problem) -> int:
 
 
 MOST_JOINED = 4
-"""Groups up to which their channels are tried in one; the weights grow by as much."""
+"""The most groups that are joined; the weights grow by that factor."""
 
 
 def _fewer(numbers: Numbers) -> Iterator[Numbers]:

@@ -137,10 +137,12 @@ def compare_checkpoints(
     make = executed if shared is None else shared.executed
     schedule, weights = make(schedule, weights, images.values, options)
     sizes = {min(options.batch, count - first) for first in firsts}
-    names = _names(backend, schedule, options, taps, sizes)
-    check_plans(backend, schedule, _begun(_fused(schedule, options), options), options)
+    backend.probe()  # it may list and choose kernels by the device
+    fused = _begun(_fused(schedule, options), options)
+    names = _names(backend, schedule, fused, options, taps, sizes)
+    check_plans(backend, schedule, fused, options)
     known = None if shared is None else shared.known(schedule)
-    comparison = _Comparison(backend, schedule, weights, names, options, progress, known)
+    comparison = _Comparison(backend, schedule, fused, weights, names, options, progress, known)
     try:
         for first in firsts:
             comparison.add(images.values[first : first + options.batch], first)
@@ -168,12 +170,13 @@ def compare_checkpoints(
 def _names(
     backend: Backend,
     schedule: Schedule,
+    fused: Schedule,
     options: CompileOptions,
     taps: str | Sequence[str],
     batches: Collection[int],
 ) -> list[str]:
     """The selected checkpoints; "all" leaves out those that some plan has fused away."""
-    names = checkpoint_names(_begun(_fused(schedule, options), options), taps)
+    names = checkpoint_names(fused, taps)
     if taps != "all":
         return names
     options = keeping_checkpoints(schedule, options)
@@ -198,6 +201,7 @@ class _Comparison:
         self,
         backend: Backend,
         schedule: Schedule,
+        fused: Schedule,
         weights: Mapping[str, Array],
         names: Sequence[str],
         options: CompileOptions,
@@ -209,7 +213,6 @@ class _Comparison:
         self._backend, self._schedule, self._weights = backend, schedule, weights
         self._options, self._known = options, known
         self._progress = progress or (lambda name, problem: None)
-        fused = _begun(_fused(schedule, options), options)
         self._unfused, self._fused = _begun(schedule, options), fused
         self._values = {name: fused.value_of(name) for name in names}
         self._values[UNTAPPED] = fused.output

@@ -27,18 +27,19 @@ def check_plans(
 ) -> None:
     """Plan a schedule at each of `BATCHES` and check each plan as `check_plan` does.
 
-    fused: the schedule at the options' level. The backend is probed first, since it may list and
-    choose kernels by the device. A batch that the kernels do not take is skipped.
-    Raises `WrongPlan`, also for an exception of the backend's code.
+    backend: probed, since it may list and choose kernels by the device. fused: the schedule at the
+    options' level. A batch that no kernel takes is skipped. Raises `WrongPlan`, also for an
+    exception of the backend's code, and what planning at the options' batch raises.
     """
-    backend.probe()
+    with kernel_running():
+        make_plan(backend, schedule, options)  # raises where the options are at fault
     for batch in BATCHES:
         try:
             with kernel_running():
                 plan = make_plan(backend, schedule, replace(options, batch=batch))
         except NoKernel:
             continue
-        except (R18Error, KernelRunning):
+        except KernelRunning:
             raise
         except Exception as error:
             raised = described(error, f" in {raised_in(error, ours=True)}")
