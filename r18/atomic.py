@@ -77,6 +77,14 @@ def check_replaceable(
         raise error(f"{name} is no {kind}; name another file, or delete it{hint}")
 
 
+def check_output(
+    path: Path, option: str, kind: str, known: Callable[[BufferedReader], bool]
+) -> None:
+    """`check_file`, then `check_replaceable`: for a file that an option names."""
+    check_file(path, option)
+    check_replaceable(path, kind, known, option)
+
+
 def _no_folder(path: Path, writable: bool) -> str:
     """Why `path` is no folder and cannot become one, or ''."""
     first = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
@@ -259,6 +267,7 @@ def _flush(path: Path) -> None:
 __all__ = [
     "check_file",
     "check_folder",
+    "check_output",
     "check_replaceable",
     "holds_something",
     "is_stream",

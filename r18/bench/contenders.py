@@ -71,7 +71,7 @@ def contenders(
     for algorithm in algorithms:
         _check_algorithm(backends.values(), algorithm)
     found: list[Contender] = []
-    timed: dict[tuple[str, Way, int, str], Contender] = {}  # peers, by all that makes them
+    timed: dict[tuple[str, Way, int, str, bool], Contender] = {}  # peers, by all that makes them
     for batch in batches:
         for precision in precisions:
             for name, backend in backends.items():
@@ -88,10 +88,9 @@ def contenders(
             for kind, asked in asked_peers.items():
                 for way in asked:
                     peer = peer_contender(kind, schedule, weights, batch, precision, way)
-                    # A precision without peers is nothing's twin: each is left out with a reason.
-                    shared = has_peers(precision, kind)
-                    played = peers_precision(precision, kind) if shared else precision
-                    key = (kind, way, batch, played)
+                    # Without peers it shares no time, and is left out with a reason of its own.
+                    played = peers_precision(precision, kind), has_peers(precision, kind)
+                    key = (kind, way, batch, *played)
                     first = timed.setdefault(key, peer)
                     found.append(peer if first is peer else replace(peer, twin=first))
     return found

@@ -154,11 +154,12 @@ def judged(rows: Sequence[Row]) -> str:
     their own: of theirs the values inside are judged, and errors have no bound. All others,
     PyTorch's int8 rows on a GPU among them, lose at most their bound against float64.
     """
-    integers: list[Row] = []
-    floats: list[Row] = []
-    for row in rows:
-        of_integers = row.precision == INT8.name and row.backend not in TORCH
-        (integers if of_integers else floats).append(row)
+
+    def of_integers(row: Row) -> bool:
+        return row.precision == INT8.name and row.backend not in TORCH
+
+    floats = [row for row in rows if not of_integers(row)]
+    integers = [row for row in rows if of_integers(row)]
     peers = [row for row in integers if row.backend in EXPORTED]
     ours = len(integers) - len(peers)
     lines = []

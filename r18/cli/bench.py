@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from r18.atomic import check_file, check_replaceable, write_text
+from r18.atomic import check_output, write_text
 from r18.backend.registry import VARIABLE
 from r18.bench import tables
 from r18.bench.baselines import MODES
@@ -83,12 +84,6 @@ Cold = Annotated[
 ]
 
 
-def _check_benchmark(path: Path, option: str) -> None:
-    """Raise `UsageError` for a place where no file could be written, or another kind of file."""
-    check_file(path, option)
-    check_replaceable(path, "JSON file of pytest-benchmark", _is_benchmark, option)
-
-
 def _is_benchmark(file: BufferedReader) -> bool:
     try:
         data = json.loads(file.read(JSON_LIMIT))
@@ -97,6 +92,7 @@ def _is_benchmark(file: BufferedReader) -> bool:
     return isinstance(data, dict) and {"machine_info", "benchmarks"} <= data.keys()
 
 
+_check_benchmark = partial(check_output, kind="JSON file of pytest-benchmark", known=_is_benchmark)
 BenchmarkFile = Annotated[
     Path | None,
     typer.Option(

@@ -95,7 +95,6 @@ RecordFolder = Annotated[
         callback=checked_place(partial(check_folder, writable=False), "--records"),
     ),
 ]
-
 WeightsSource = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Judge every output against float64; a wrong one is no row.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from r18 import records
-from r18.atomic import check_file, check_folder, check_replaceable, write_text
+from r18.atomic import check_folder, check_output, write_text
 from r18.cli.options import RecordFolder, checked_place, is_given
 from r18.errors import UsageError
 from r18.graph.resnet import NETWORKS
@@ -100,14 +101,12 @@ def _warn_of_no_records(context: typer.Context, folder: Path) -> None:
         )
 
 
-def check_page(path: Path, option: str) -> None:
-    """Raise `UsageError` for a place where no page can be written, or a file that is none."""
-    check_file(path, option)
-    check_replaceable(path, "page", _is_page, option)
-
-
 def _is_page(file: BufferedReader) -> bool:
     return file.read(len(PAGE)).lower() == PAGE
+
+
+check_page = partial(check_output, kind="page", known=_is_page)
+"""Raises `UsageError` for a place where no page can be written, or a file that is none."""
 
 
 def _write(path: Path, text: str) -> None:

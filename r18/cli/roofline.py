@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from r18 import records
+from r18.atomic import check_folder
 from r18.backend import Backend, CompileOptions, DeviceInfo
 from r18.bench.ceilings import MEASURE
 from r18.bench.roofline_run import measure as measure_ceilings
@@ -31,7 +32,6 @@ from r18.cli.options import (
     kernel_overrides,
     listed,
     print_result,
-    recording,
 )
 from r18.machine import set_threads
 
@@ -85,7 +85,7 @@ def roofline(
     ]
     chosen, device = chosen_backend(backend, [one.precision for one in options])
     if measure:
-        recording(True, record_folder)
+        check_folder(record_folder, "--records")
         _measure(chosen, device, record_folder)
     with Console(stderr=True).status("timing") as status:
         result = run_roofline(

@@ -7,6 +7,7 @@ one from another.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -331,12 +332,10 @@ def _settings(name: str, text: str) -> dict[str, int]:
         what, _, value = part.partition("=")
         if what not in PARAMETERS:
             raise unknown(f"parameter of network {show(name)}", what, PARAMETERS)
-        digits = value.removeprefix("-")
-        whole = digits.isascii() and digits.isdecimal()
-        if not whole or digits != value or len(value) > MOST_DIGITS or what in found:
-            limits = ""
-            if whole and what not in found:
-                limits = f" of at most {MOST_DIGITS} digits, without a sign"
+        again = what in found
+        if again or not re.fullmatch(rf"[0-9]{{1,{MOST_DIGITS}}}", value):
+            integer = not again and re.fullmatch("-?[0-9]+", value)
+            limits = f" of at most {MOST_DIGITS} digits, without a sign" if integer else ""
             raise ScheduleError(
                 f"network {show(name)}: {what} is given once, as an integer{limits}: "
                 f"{plain_of(name)}:{what}=10"

@@ -33,7 +33,7 @@ def view(evaluation: Evaluation, images: Path | None, network_name: str | None) 
     images: the folder of the photographs; None shows none. network_name: the evaluated network,
     unless the evaluation names it; None for an unknown one.
     """
-    identity = evaluation.about.get("identity", {})
+    identity = evaluation.identity
     name = identity.get("network", network_name)
     classes = 0 if name is None else _classes(name)
     reference = identity.get("against") or "the reference"

@@ -96,6 +96,12 @@ class Evaluation:
     rows: tuple[tuple[Row, bool | None], ...]
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What was evaluated, as the file says; empty for a CSV, which does not."""
+        found: Mapping[str, Any] = self.about.get("identity", {})
+        return found
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -159,21 +165,21 @@ def gather(
         for slug, record in sorted(timed.items(), key=lambda item: -_most_images(item[1]))
         for group in in_order(record["groups"])
     )
-    others = (profiled, verified, mutated, sanitized)
-    if not any((groups, *others, evaluated, diff)):
+    found = Evidence(
+        folder, groups, profiled, verified, mutated, sanitized, evaluated, images, network, diff
+    )
+    if not any((found.recorded, evaluated, diff)):
         raise UsageError(
             f"there is nothing to report: {_empty(folder)}, and neither --evaluation nor --dumps "
             "was given\n"
             f"  r18 {', '.join(SHOWN)} write records with --record; --records names another folder"
         )
-    return Evidence(
-        folder, groups, profiled, verified, mutated, sanitized, evaluated, images, network, diff
-    )
+    return found
 
 
 def _check_network(asked: str, evaluation: Evaluation) -> None:
     """asked: as `name_of` has it. Raises `UsageError` if the evaluation is another network's."""
-    said = evaluation.about.get("identity", {}).get("network")
+    said = evaluation.identity.get("network")
     if said is None:
         return
     try:

@@ -101,7 +101,7 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
 
 def _is_named(evaluation: Evaluation, network: str | None) -> bool:
     """Whether the evaluated network is known: a CSV does not say which it is."""
-    return network is not None or "network" in evaluation.about.get("identity", {})
+    return network is not None or "network" in evaluation.identity
 
 
 def _entries(records: Any, key: str) -> list[Any]:
@@ -176,7 +176,7 @@ def _origins(evidence: Evidence) -> Iterator[tuple[str, str, str, str]]:
                 held = ", ".join(record[key])
             yield f"{what}-{slug}", held, _span(dates), device
     if evidence.evaluation is not None:
-        identity = evidence.evaluation.about.get("identity", {})
+        identity = evidence.evaluation.identity
         words = [f"{name} {identity[name]}" for name in ("version", "network") if name in identity]
         yield evidence.evaluation.path.name, "evaluation", "", ", ".join(words)
 

@@ -283,6 +283,10 @@ def _from_path(path: Path, source: str, schedule: Schedule, computable: bool) ->
         raise WeightsError(f"weights '{source}': cannot be read: {error}") from None
 
 
+MOST_NAMED = 3
+"""Files that are named as what a folder offers."""
+
+
 def _instead_of(folder: Path, source: str) -> str:
     """What to do about a folder without a manifest."""
     names = sorted(file.name for file in folder.iterdir())
@@ -297,10 +301,6 @@ def _instead_of(folder: Path, source: str) -> str:
         f"name a folder that `r18 export` wrote, a file of weights ({known}), or a folder of "
         f"timm's, whose {timm.CONFIG} has a {timm.HEAD}"
     )
-
-
-MOST_NAMED = 3
-"""Files that are named as what a folder offers."""
 
 
 def _from_folder_or_file(path: Path, source: str, schedule: Schedule, computable: bool) -> Weights:

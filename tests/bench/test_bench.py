@@ -522,7 +522,7 @@ def test_judged_rows_are_counted_in_the_singular_and_the_plural() -> None:
     assert judged([row(loss=0.125), worst]) == f"outputs of 2 rows{said}"
 
 
-def test_rows_of_integers_are_told_by_the_rule_that_judged_them() -> None:
+def test_the_rule_that_judged_rows_of_integers_is_printed() -> None:
     ours = row(loss=0.0, precision="int8")
     peers = [replace(ours, backend=name) for name in ("onnxruntime", "openvino")]
     equal = "compared with the reference's integers: equal, bit for bit"
@@ -533,8 +533,8 @@ def test_rows_of_integers_are_told_by_the_rule_that_judged_them() -> None:
     )
     assert judged([ours, *peers]) == f"outputs of 1 int8 row {equal}\n{inside}"
     floats = "outputs of 1 row judged against float64: at most 0.25 of the bound (x, fp32, batch 4)"
-    told = judged([row(loss=0.25), ours, replace(ours, batch=8), *peers])
-    assert told == f"{floats}\noutputs of 2 int8 rows {equal}\n{inside}"
+    mixed = judged([row(loss=0.25), ours, replace(ours, batch=8), *peers])
+    assert mixed == f"{floats}\noutputs of 2 int8 rows {equal}\n{inside}"
 
 
 def test_pytorch_s_rows_next_to_integers_are_judged_against_float64() -> None:

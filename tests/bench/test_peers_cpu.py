@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -412,19 +411,6 @@ def test_fp8_has_no_peers_on_a_cpu(tmp_path: Path, precision: str) -> None:
     rows = [row for row in json.loads(done.out)["rows"] if row["precision"] == "fp8"]
     assert [row["backend"] for row in rows] == ["numpy"]
     assert rows[0]["error_ratio"] is None
-
-
-def test_nothing_is_timed_for_a_folder_of_records_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*asked: Any, **options: Any) -> None:
-        raise AssertionError("timed")
-
-    monkeypatch.setattr("r18.bench.run.bench", never)
-    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
-    done = r18(*BENCH, "--record", "--records", tmp_path)
-    assert (done.code, done.out) == (2, "")
-    assert f"--records {tmp_path}: '{tmp_path}' cannot be written" in done.err
 
 
 def test_a_wrong_output_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

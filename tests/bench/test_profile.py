@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -279,20 +278,6 @@ def test_the_command_judges_and_records(tmp_path: Path) -> None:
         assert f"{row['cpu_ms']:.3f}" in done.out
         assert f"{row['loss']:.3f}" in done.out
     assert (found["backend"], found["repeat"], found["skipped"]) == ("numpy", 1, [])
-
-
-def test_nothing_is_profiled_for_a_folder_of_records_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*asked: Any, **options: Any) -> None:
-        raise AssertionError("profiled")
-
-    monkeypatch.setattr("r18.bench.profile_run.profile", never)
-    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
-    asked = ("--backend", "numpy", "--batch", "1")
-    done = r18("profile", *asked, "--record", "--records", tmp_path)
-    assert (done.code, done.out) == (2, "")
-    assert f"--records {tmp_path}: '{tmp_path}' cannot be written" in done.err
 
 
 def test_a_wrong_output_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

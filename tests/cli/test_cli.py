@@ -6,6 +6,7 @@ subcommand computes is tested with the library function that it calls.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -337,21 +338,34 @@ def test_a_name_that_no_file_can_have_is_an_error_in_words(
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "runs"),
     [
-        ("verify", "--backend", "numpy"),
-        ("mutate", "--backend", "numpy", "--limit", "1"),
-        ("evaluate", "--images", ".", "--backend", "numpy"),
-        ("bench", "--backends", "numpy"),
-        ("profile", "--backend", "numpy"),
+        (("verify", "--backend", "numpy", "--record"), "r18_oracle.cli.verify._verified"),
+        (("mutate", "--backend", "numpy", "--record"), "r18_oracle.cli.mutate._score"),
+        (
+            ("evaluate", "--images", ".", "--backend", "numpy", "--record"),
+            "r18.cli.evaluate.run_job",
+        ),
+        (("bench", "--backends", "numpy", "--record"), "r18.bench.run.bench"),
+        (("profile", "--backend", "numpy", "--record"), "r18.bench.profile_run.profile"),
+        (("roofline", "--backend", "numpy", "--measure"), "r18.bench.ceilings.measure"),
     ],
-    ids=lambda args: args[0],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
 def test_a_folder_of_records_that_cannot_be_written_is_refused_before_the_run(
-    command: Command, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    args: tuple[str, ...],
+    runs: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def never(*asked: Any, **options: Any) -> None:
+        raise AssertionError("it ran")
+
+    module, _, function = runs.rpartition(".")
+    monkeypatch.setattr(importlib.import_module(module), function, never)
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or path != tmp_path)
-    text = command.refusal(*args, "--record", "--records", str(tmp_path))
+    text = command.refusal(*args, "--records", tmp_path)
     assert f"--records {tmp_path}: '{tmp_path}' cannot be written" in text
 
 

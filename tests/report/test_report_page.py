@@ -1105,7 +1105,7 @@ def test_the_footer_says_what_was_read(tmp_path: Path, everything: Evidence) -> 
     assert footer(compared) == f"{begin}the evaluation evaluation.csv and two dumps{end}"
 
 
-def test_a_named_folder_of_records_that_is_missing_is_told(
+def test_a_named_folder_of_records_that_is_missing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -270,11 +270,14 @@ class Raised:
 
     error: BaseException
 
-    def words(self) -> str:
-        """`raised ValueError: its text`; a `WrongResult` says itself what the function did."""
+    def words(self, where: str = "") -> str:
+        """`raised ValueError: its text`; a `WrongResult` says itself what the function did.
+
+        where: stands behind the error's name, such as ` in f (mine.py:3)`.
+        """
         if isinstance(self.error, WrongResult):
             return str(self.error)
-        return f"raised {described(self.error)}"
+        return f"raised {described(self.error, where)}"
 
 
 def attempted(call: Callable[[], T]) -> T | Raised:

@@ -6,22 +6,17 @@ import linecache
 import re
 
 from r18.backend import HostKernel, Kernel
-from r18.errors import described, raised_in
-from r18_oracle.functions.arrays import WrongResult
+from r18.errors import raised_in
+from r18_oracle.check.call import Raised
 
 UNWRITTEN = "; write into out (out[...] = y): what the function returns is ignored"
 
 
 def raised(error: BaseException, kernel: Kernel) -> str:
-    """A message with a kernel's error, the function and line that raised it, and a hint.
-
-    Nothing was raised by a function that returned a wrong result, and its message says all.
-    """
-    if isinstance(error, WrongResult):
-        return str(error)
+    """A message with a kernel's error, the function and line that raised it, and a hint."""
     place = raised_in(error, ours=True)
-    hint = _workspace_hint(error, kernel)
-    return f"raised {described(error, f' in {place}' if place else '')}{hint}"
+    words = Raised(error).words(f" in {place}" if place else "")
+    return words + _workspace_hint(error, kernel)
 
 
 def unwritten(kernel: Kernel) -> str:

@@ -9,13 +9,14 @@ import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from r18.atomic import check_file, check_replaceable
+from r18.atomic import check_output
 from r18.backend.registry import VARIABLE
 from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import (
@@ -84,16 +85,11 @@ MOST_BEGINNING = 1 << 16
 """The bytes in which a JUnit file's root must begin."""
 
 
-def _check_junit(path: Path, option: str) -> None:
-    """Raise `UsageError` for a place where no file could be written, or another kind of file."""
-    check_file(path, option)
-    check_replaceable(path, "JUnit file", _is_junit, option)
-
-
 def _is_junit(file: BufferedReader) -> bool:
     return JUNIT.match(file.read(MOST_BEGINNING).removeprefix(BOM_UTF8)) is not None
 
 
+_check_junit = partial(check_output, kind="JUnit file", known=_is_junit)
 JunitFile = Annotated[
     Path | None,
     typer.Option(
