@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import HostStream
+from r18.backend import Array, HostStream
 from r18.errors import BackendUnavailable
+from r18_numba_cpu.kernels.arguments import LINE
 
 NAME = "numba-cpu"
 
@@ -105,6 +106,19 @@ def most_threads() -> int:
 def workers() -> int:
     """The threads that kernels run on now, as set by `numba.set_num_threads`."""
     return int(_numba().get_num_threads())
+
+
+def counters() -> Array:
+    """What `kernels.blocks.begin_count` takes, for the threads that kernels run on now.
+
+    Kernels share them, because only one runs at a time.
+    """
+    return _counters(workers())
+
+
+@cache
+def _counters(count: int) -> Array:
+    return np.zeros(count * LINE, np.int64)
 
 
 @cache

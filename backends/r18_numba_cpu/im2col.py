@@ -6,7 +6,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem
-from r18_numba_cpu.compiled import module, most_threads, run, workers
+from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.kernels.arguments import Epilogue, Groups
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
@@ -48,5 +48,5 @@ def im2col(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: A
     run(
         module("im2col").im2col,
         *(inputs[0], *weights, inputs[-1], out, workspace.view(np.float32)),
-        *(workers(), shape, groups_of(op), Epilogue(op.residual, op.relu)),
+        *(counters(), shape, groups_of(op), Epilogue(op.residual, op.relu)),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem, Shape
 from r18_numba_cpu.blocking import RESIDENT_NBYTES
-from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
+from r18_numba_cpu.compiled import ceil_div, counters, module, most_threads, run
 from r18_numba_cpu.kernels.arguments import Bands, Epilogue
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
@@ -94,6 +94,6 @@ def _run(
     run(
         module("implicit_gemm").implicit_gemm,
         *(inputs[0], *weights, inputs[-1], out, workspace.view(np.float32)),
-        *(workers(), shape, bands(problem, most_threads())),
+        *(counters(), shape, bands(problem, most_threads())),
         *(Epilogue(op.residual, op.relu), from_nchw),
     )

@@ -23,7 +23,7 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.precision import FP32
-from r18_numba_cpu.compiled import NAME, ceil_div, module, most_threads, run, workers
+from r18_numba_cpu.compiled import NAME, ceil_div, counters, module, most_threads, run
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
     PANEL,
@@ -95,7 +95,7 @@ def pool(op: MaxPool2d, x: Array, out: Array, workspace: Array, flip: int) -> No
     _, shape = problem_of(op, x.shape, out.shape)
     bits = np.dtype(f"u{x.itemsize}")
     arrays = x.view(bits), out.view(bits), workspace.view(bits)
-    run(module("maxpool").maxpool, *arrays, bits.type(flip), shape, workers())
+    run(module("maxpool").maxpool, *arrays, bits.type(flip), shape, counters())
 
 
 def line_nbytes(problem: Problem) -> int:

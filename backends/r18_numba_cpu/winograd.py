@@ -8,7 +8,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem, Shape
-from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
+from r18_numba_cpu.compiled import ceil_div, counters, module, most_threads, run
 from r18_numba_cpu.kernels.arguments import Epilogue, Tiling
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
@@ -103,7 +103,7 @@ def winograd(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace:
     cut, kernels = tiling(problem), module("winograd")
     arguments = (
         *(inputs[0], *weights, inputs[-1], out, workspace.view(np.float32)),
-        *(workers(), shape, cut, Epilogue(op.residual, op.relu)),
+        *(counters(), shape, cut, Epilogue(op.residual, op.relu)),
     )
     if cut.fused:
         run(kernels.winograd_fused, *arguments)

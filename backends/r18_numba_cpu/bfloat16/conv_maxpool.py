@@ -9,7 +9,7 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import ConvMaxPool, Layout, Problem, Shape
 from r18_numba_cpu.bfloat16 import products
-from r18_numba_cpu.compiled import module, most_threads, run, workers
+from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.conv_maxpool import Cut, cut, shapes
 from r18_numba_cpu.kernels.arguments import Epilogue
 from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, channels_last, problem_of
@@ -78,5 +78,5 @@ def conv_maxpool(
         workspace[:sums].view(np.float32),
         workspace[sums:bands].view(products.scratch_dtype(group)),
         *(workspace[bands:made].view(np.uint16), workspace[made:lines].view(np.uint16)),
-        *(numbers, pooling, workers()),
+        *(numbers, pooling, counters()),
     )

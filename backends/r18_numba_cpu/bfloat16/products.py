@@ -31,7 +31,7 @@ from r18.backend import Array
 from r18.graph.ops import Conv2d, Layout, Linear, Problem, Shape
 from r18.graph.precision import BF16
 from r18_numba_cpu import blocking
-from r18_numba_cpu.compiled import module, most_threads, run, workers
+from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.integers import tiles
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
 from r18_numba_cpu.kernels.arguments import Blocks, ConvShape, Cover, Epilogue, paired_numbers
@@ -171,7 +171,7 @@ def multiply(
         module("bfloat16.implicit_gemm").implicit_gemm,
         *(inputs[0].view(np.uint16), *weights, inputs[-1].view(np.uint16), out.view(np.uint16)),
         *(workspace[:sums].view(np.float32), workspace[sums:].view(scratch_dtype(group))),
-        *(numbers(op, read, out.shape, group, from_nchw), workers()),
+        *(numbers(op, read, out.shape, group, from_nchw), counters()),
     )
 
 

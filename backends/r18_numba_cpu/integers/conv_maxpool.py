@@ -9,7 +9,7 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import Layout, Problem, Shape
 from r18.graph.quantized import QuantizedConvMaxPool
-from r18_numba_cpu.compiled import module, most_threads, run, workers
+from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.conv_maxpool import Cut, cut, shapes
 from r18_numba_cpu.integers import gemm, packing
 from r18_numba_cpu.kernels.arguments import packed_numbers
@@ -87,5 +87,5 @@ def conv_maxpool(
         workspace[:sums].view(np.int32),
         workspace[sums:bands].view(gemm.scratch_dtype(group)),
         *(workspace[bands:made], workspace[made:lines]),
-        *(numbers, pooling, workers()),
+        *(numbers, pooling, counters()),
     )

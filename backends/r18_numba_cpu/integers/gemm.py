@@ -13,7 +13,7 @@ from r18.backend import Array
 from r18.graph.ops import Conv2d, Layout, Problem, Shape
 from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
 from r18_numba_cpu import blocking
-from r18_numba_cpu.compiled import module, most_threads, run, workers
+from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.integers import tiles
 from r18_numba_cpu.integers.packing import AMX, BANDS, flip_of, plain
 from r18_numba_cpu.kernels.arguments import Blocks, ConvShape, Requantization, packed_numbers
@@ -107,7 +107,7 @@ def gemm(
         module("integers.implicit_gemm").implicit_gemm,
         *(x, weight, bias, multiplier, residual, residual_multiplier, written),
         *(workspace[:sums].view(np.int32), workspace[sums:].view(scratch_dtype(group))),
-        *(numbers(op, inputs[0].shape, out.shape, group), workers()),
+        *(numbers(op, inputs[0].shape, out.shape, group), counters()),
     )
 
 

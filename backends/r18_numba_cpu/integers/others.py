@@ -23,7 +23,7 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18_numba_cpu.blocking import several_samples
-from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
+from r18_numba_cpu.compiled import NAME, counters, module, most_threads, run
 from r18_numba_cpu.integers import conv_maxpool, winograd
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
 from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, WORDS, flip_of, pack
@@ -144,7 +144,7 @@ def quantize(op: Quantize, inputs: Arrays, weights: Arrays, out: Array, workspac
     """Images (N, C, H, W) to (N, H, W, C); of other shapes, element by element."""
     x = inputs[0]
     samples, channels, *pixels = x.shape if x.ndim == 4 else (1, 1, x.size)
-    sizes = samples, channels, math.prod(pixels), workers(), SPAN
+    sizes = samples, channels, math.prod(pixels), counters(), SPAN
     _run("quantize", x, *weights, out.view(np.uint8), workspace, *sizes)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem, Shape
 from r18.graph.quantized import QuantizedConv2d
-from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
+from r18_numba_cpu.compiled import ceil_div, counters, module, most_threads, run
 from r18_numba_cpu.integers.gemm import INT_NBYTES, conv_shape, requantization
 from r18_numba_cpu.integers.packing import BANDS, WORDS, epilogue_weights
 from r18_numba_cpu.kernels.arguments import CACHE_LINE, ConvShape
@@ -113,7 +113,7 @@ def winograd(
     run(
         module("integers.winograd").winograd,
         *(x, filters, bias, multiplier, residual, residual_multiplier, written),
-        *(workspace[:sums].view(np.int32), workspace[sums:].view(WORD), arguments, workers()),
+        *(workspace[:sums].view(np.int32), workspace[sums:].view(WORD), arguments, counters()),
     )
 
 

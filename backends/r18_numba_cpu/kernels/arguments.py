@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 CACHE_LINE = 64
 """Bytes of a cache line."""
 
+LINE = CACHE_LINE // 8
+"""The int64 of a cache line: workers that count do not wait for each other's."""
+
 
 class ConvShape(NamedTuple):
     """The extents of a convolution: x (N, C, H, W), out (N, O, OH, OW), and the window."""

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from r18_numba_cpu.kernels.arguments import LINE
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.vector import fetch_add
 
 
 @function
+def begin_count(counters):
+    """Set all counters to 0, and return the number of workers. counters: int64, a cache line each.
+
+    NOTE: they are an argument, because allocating them takes a quarter of an empty kernel's time.
+    """
+    for at in range(counters.size):
+        counters[at] = 0
+    return counters.size // LINE
+
+
+@function
 def take_block(counters, worker, blocks):
-    """The next block for a worker, or `blocks` if none is left. counters: zeros, one for each.
+    """The next block for a worker, or `blocks` if none is left. counters: see `begin_count`.
 
     Blocks are shared out in equal parts, so that a worker reads what the same part of the kernel
     before has left in its core's cache. A worker that has finished its part takes from the others'.
     """
-    workers = counters.size
+    workers = counters.size // LINE
     for turn in range(workers):
         whose = (worker + turn) % workers
         first, end = whose * blocks // workers, (whose + 1) * blocks // workers
-        block = first + fetch_add(counters[whose : whose + 1])
+        block = first + fetch_add(counters, whose * LINE)
         if block < end:
             return block
     return blocks

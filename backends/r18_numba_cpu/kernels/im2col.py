@@ -15,6 +15,7 @@ import numpy as np
 from numba import prange
 
 from r18_numba_cpu.kernels.arguments import Depth
+from r18_numba_cpu.kernels.blocks import begin_count
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply, tile_rows
 from r18_numba_cpu.kernels.vector import LANES, fetch_add, load, put_run, store_output
@@ -53,7 +54,7 @@ def store_group_tile(
 
 
 @kernel
-def im2col(x, weight, bias, residual, out, scratch, workers, shape, grouped, epilogue):
+def im2col(x, weight, bias, residual, out, scratch, counters, shape, grouped, epilogue):
     """out (N, OH, OW, O) of x (N, H, W, C), float32, or bfloat16 as uint16; all are flat.
 
     weight: panels (groups, ⌈O/groups/COLUMNS⌉, K, COLUMNS), with K = kh·kw·C/groups. bias: of each
@@ -65,11 +66,11 @@ def im2col(x, weight, bias, residual, out, scratch, workers, shape, grouped, epi
     lines = shape.samples * shape.out_h
     blocks = lines * grouped.groups
     most = tile_rows(shape.out_w, ROWS)
-    counter = np.zeros(1, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         sums = worker * grouped.slot
         windows = sums + ROWS * COLUMNS
-        block = fetch_add(counter)
+        block = fetch_add(counters, 0)
         while block < blocks:
             group, line = block % grouped.groups, block // grouped.groups
             sample, row = line // shape.out_h, line % shape.out_h
@@ -92,4 +93,4 @@ def im2col(x, weight, bias, residual, out, scratch, workers, shape, grouped, epi
                         line * shape.out_w + column, count, group * grouped.outputs + first,
                         grouped.outputs - first, shape.outputs, epilogue,
                     )  # fmt: skip
-            block = fetch_add(counter)
+            block = fetch_add(counters, 0)

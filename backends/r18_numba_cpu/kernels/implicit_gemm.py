@@ -12,6 +12,7 @@ import numpy as np
 from numba import prange
 
 from r18_numba_cpu.kernels.arguments import Depth
+from r18_numba_cpu.kernels.blocks import begin_count
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply_folded, tile_rows
 from r18_numba_cpu.kernels.vector import LANES, copy_run, fetch_add, load, store_output
@@ -71,7 +72,7 @@ def store_tile(scratch, sums, bias, residual, out, pixel, count, channel, output
 
 @kernel
 def implicit_gemm(
-    x, weight, bias, residual, out, scratch, workers, shape, blocking, epilogue, from_nchw
+    x, weight, bias, residual, out, scratch, counters, shape, blocking, epilogue, from_nchw
 ):  # fmt: skip
     """out (N, OH, OW, O) of x (N, H, W, C), or (N, C, H, W) with `from_nchw`; all are flat.
 
@@ -89,11 +90,11 @@ def implicit_gemm(
     most = tile_rows(shape.out_w, ROWS)
     lines = 2 if 2 * shape.out_w <= ROWS else 1  # rows of outputs in a register tile
     gap = shape.stride_h * row_length - shape.out_w * pixel_stride  # from a row to the next
-    counter = np.zeros(1, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         sums = worker * blocking.slot
         band = sums + ROWS * COLUMNS
-        block = fetch_add(counter)
+        block = fetch_add(counters, 0)
         while block < blocks:
             split = block % splits
             first_row = block // splits % bands * blocking.rows
@@ -120,4 +121,4 @@ def implicit_gemm(
                             scratch, sums, bias, residual, out, line * shape.out_w + column,
                             count, panel * COLUMNS, shape.outputs, epilogue,
                         )  # fmt: skip
-            block = fetch_add(counter)
+            block = fetch_add(counters, 0)

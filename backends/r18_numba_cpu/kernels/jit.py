@@ -45,8 +45,9 @@ def kernel(function: Callable[..., None]) -> Any:
 
 UNCOUNTED: Any = {"_nrt": False}
 """Compile without reference counts, for code that allocates nothing: a kernel's caller holds its
-arrays. Numba counts a reference wherever a function takes an array out of a tuple, by an atomic
-instruction on memory that all threads share: in an epilogue twice for each vector of outputs."""
+arrays. Numba counts a reference wherever code slices an array or takes one out of a tuple, by an
+atomic instruction on memory that all threads share: in an epilogue twice for each vector of
+outputs, and for all arguments whenever a worker begins."""
 
 
 def function(function: Callable[..., Any]) -> Any:
@@ -98,4 +99,4 @@ def _text(compiled: Any, signature: tuple[Any, ...]) -> str:
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    return njit(nogil=True, error_model="numpy", parallel=True)(function)
+    return njit(nogil=True, error_model="numpy", parallel=True, **UNCOUNTED)(function)

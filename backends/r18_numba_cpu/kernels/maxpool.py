@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange, types
 
-from r18_numba_cpu.kernels.blocks import take_block
+from r18_numba_cpu.kernels.blocks import begin_count, take_block
 from r18_numba_cpu.kernels.jit import function, kernel, overload
 
 AT_ONCE = 3
@@ -131,7 +131,7 @@ def pool_row(x, start, row, out, to, line, flip, shape):
 
 
 @kernel
-def maxpool(x, out, lines, flip, shape, workers):
+def maxpool(x, out, lines, flip, shape, counters):
     """Maxima over the part of each window that is inside the image. shape: as of a convolution.
 
     x, out: bytes, or the bits of floats. flip: 128 if they are int8, else 0. lines: scratch, a row
@@ -139,7 +139,7 @@ def maxpool(x, out, lines, flip, shape, workers):
     """
     length = shape.width * shape.channels
     rows = shape.samples * shape.out_h
-    counters = np.zeros(workers, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         line = lines[worker * length : (worker + 1) * length]
         row = take_block(counters, worker, rows)

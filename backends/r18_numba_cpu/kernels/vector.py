@@ -285,14 +285,14 @@ def move_run(typing: Any, array: Any, source: Any, to: Any, count: Any) -> Any:
 
 
 @intrinsic
-def fetch_add(typing: Any, counter: Any) -> Any:
-    """Atomically add 1 to counter[0] (int64) and return its old value."""
+def fetch_add(typing: Any, counters: Any, at: Any) -> Any:
+    """Atomically add 1 to counters[at] (int64) and return its old value."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        data = cgutils.create_struct_proxy(signature.args[0])(context, builder, values[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(INDEX, 1), "monotonic")
+        place = address(context, builder, signature.args[0], *values)
+        return builder.atomic_rmw("add", place, ir.Constant(INDEX, 1), "monotonic")
 
-    return types.int64(counter), generate
+    return types.int64(counters, types.int64), generate
 
 
 # -- partial vectors ---------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import numpy as np
 from numba import prange
 
 from r18_numba_cpu.kernels.arguments import Depth
+from r18_numba_cpu.kernels.blocks import begin_count
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply, tile_rows
 from r18_numba_cpu.kernels.vector import (
@@ -165,7 +166,7 @@ def transform_sums(
 
 @kernel
 def winograd_fused(
-    x, filters, bias, residual, out, scratch, workers, shape, tiling, epilogue
+    x, filters, bias, residual, out, scratch, counters, shape, tiling, epilogue
 ):  # fmt: skip
     """Workers take one chunk of tiles after another and run all three phases on it.
 
@@ -173,12 +174,12 @@ def winograd_fused(
     A worker's slot of scratch holds a buffer, transformed patches and sums.
     """
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
-    counter = np.zeros(1, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         buffer = worker * tiling.slot
         patches = buffer + 2 * MATRICES * LANES
         sums = patches + MATRICES * tiling.patch_matrix
-        tile = fetch_add(counter) * tiling.chunk
+        tile = fetch_add(counters, 0) * tiling.chunk
         while tile < tiling.tiles:
             count = min(tiling.chunk, tiling.tiles - tile)
             for c in range(0, shape.channels, LANES):
@@ -191,38 +192,38 @@ def winograd_fused(
                     scratch, sums, buffer, bias, residual, out, shape, tiling, epilogue,
                     tile, count, o,
                 )  # fmt: skip
-            tile = fetch_add(counter) * tiling.chunk
+            tile = fetch_add(counters, 0) * tiling.chunk
 
 
 @kernel
 def winograd_nonfused(
-    x, filters, bias, residual, out, scratch, workers, shape, tiling, epilogue, tile, count
+    x, filters, bias, residual, out, scratch, counters, shape, tiling, epilogue, tile, count
 ):  # fmt: skip
     """All workers share each phase of `count` tiles from `tile` on.
 
     The other arguments are those of `winograd_fused`. A worker's slot of scratch holds a buffer;
     transformed patches and sums follow the slots.
     """
+    workers = begin_count(counters)
     patches = workers * tiling.slot
     sums = patches + MATRICES * tiling.patch_matrix
     products = MATRICES * ((shape.outputs + COLUMNS - 1) // COLUMNS)
-    counters = np.zeros(3, np.int64)
     for worker in prange(workers):
-        t = fetch_add(counters[0:1])
+        t = fetch_add(counters, 0)
         while t < count:
             row = patches + t * tiling.patch_row
             for c in range(0, shape.channels, LANES):
                 transform_patches(
                     x, scratch, row, worker * tiling.slot, shape, tiling, tile + t, 1, c
                 )
-            t = fetch_add(counters[0:1])
+            t = fetch_add(counters, 0)
     for _ in prange(workers):
-        item = fetch_add(counters[1:2])
+        item = fetch_add(counters, 1)
         while item < products:
             multiply_matrices(filters, scratch, patches, sums, shape, tiling, count, item, item + 1)
-            item = fetch_add(counters[1:2])
+            item = fetch_add(counters, 1)
     for worker in prange(workers):
-        t = fetch_add(counters[2:3])
+        t = fetch_add(counters, 2)
         while t < count:
             row = sums + t * tiling.sum_row
             for o in range(0, shape.outputs, LANES):
@@ -230,4 +231,4 @@ def winograd_nonfused(
                     scratch, row, worker * tiling.slot, bias, residual, out, shape, tiling,
                     epilogue, tile + t, 1, o,
                 )  # fmt: skip
-            t = fetch_add(counters[2:3])
+            t = fetch_add(counters, 2)

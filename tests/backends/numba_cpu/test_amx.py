@@ -195,7 +195,7 @@ from r18_numba_cpu import compiled
 kernel = compiled.module("integers.implicit_gemm").implicit_gemm
 kinds = "uint8 int32 int32 float32 uint8 float32 uint8 int32 uint8 int64"
 arrays = [np.zeros(1, kind) for kind in kinds.split()]
-print(compiled.module("jit").assembly(kernel, (*arrays, 1)))
+print(compiled.module("jit").assembly(kernel, (*arrays, np.zeros(8, np.int64))))
 """)
 
     assembly = re.sub(r"[ \t]*#.*", "", assembly)  # comments name instructions, too

@@ -212,7 +212,7 @@ from r18_numba_cpu import compiled
 kernel = compiled.module("bfloat16.implicit_gemm").implicit_gemm
 kinds = "uint16 uint32 float32 uint16 uint16 float32 uint16 int64"
 arrays = [np.zeros(1, kind) for kind in kinds.split()]
-print(compiled.module("jit").assembly(kernel, (*arrays, 1)))
+print(compiled.module("jit").assembly(kernel, (*arrays, np.zeros(8, np.int64))))
 """)
 
     assembly = re.sub(r"[ \t]*#.*", "", assembly)  # comments name instructions, too

@@ -15,6 +15,7 @@ from r18_numba_cpu.kernels.arguments import (
     Summed,
 )
 from r18_numba_cpu.kernels.bfloat16.implicit_gemm import copy_band, multiply_band
+from r18_numba_cpu.kernels.blocks import begin_count
 from r18_numba_cpu.kernels.conv_maxpool import pooled
 from r18_numba_cpu.kernels.jit import function, kernel
 
@@ -40,7 +41,7 @@ make_blocks = pooled(copy_image, multiply_band)
 
 @kernel
 def conv_maxpool(
-    x, weight, bias, out, sums, scratch, made, lines, numbers, pooling, workers
+    x, weight, bias, out, sums, scratch, made, lines, numbers, pooling, counters
 ):  # fmt: skip
     """out (N, PH, PW, O): the maxima of windows of the convolution's (N, OH, OW, O).
 
@@ -63,7 +64,7 @@ def conv_maxpool(
     )
     line_size = shape.out_w * shape.outputs
     made_size = blocking.rows * line_size
-    counters = np.zeros(workers, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         conv = made[worker * made_size : (worker + 1) * made_size]
         line = lines[worker * line_size : (worker + 1) * line_size]

@@ -27,7 +27,7 @@ from r18_numba_cpu.kernels.arguments import (
 )
 from r18_numba_cpu.kernels.bfloat16 import pairs
 from r18_numba_cpu.kernels.bfloat16.epilogue import store_flushed_tile, store_tile
-from r18_numba_cpu.kernels.blocks import rows_inside, take_block
+from r18_numba_cpu.kernels.blocks import begin_count, rows_inside, take_block
 from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.micro_kernel import multiply as multiply_floats
@@ -215,7 +215,7 @@ def copy_band(from_nchw, x, stored, sample, top, rows, row_length, shape, scratc
 
 
 @kernel
-def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, workers):
+def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, counters):
     """out (N, OH, OW, O) of x (N, H, W, C), or (N, C, H, W); all are flat, bfloat16 as uint16.
 
     weight: panels (⌈O/COLUMNS⌉, kh, ⌈kw·C/pair⌉, COLUMNS, pair), float32 (a pair has one) or
@@ -239,7 +239,7 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, worker
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
     sets = (shape.samples + blocking.samples - 1) // blocking.samples
     blocks = sets * bands * splits
-    counters = np.zeros(workers, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
         terms = Summed(bias, residual, out, how)

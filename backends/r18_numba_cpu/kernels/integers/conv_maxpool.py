@@ -9,6 +9,7 @@ import numpy as np
 from numba import prange
 
 from r18_numba_cpu.kernels.arguments import SUMS, Blocks, ConvShape, Requantization, Terms
+from r18_numba_cpu.kernels.blocks import begin_count
 from r18_numba_cpu.kernels.conv_maxpool import pooled
 from r18_numba_cpu.kernels.integers.bands import Image, copy_band
 from r18_numba_cpu.kernels.integers.implicit_gemm import multiply_band
@@ -21,7 +22,7 @@ make_blocks = pooled(copy_band, multiply_band)
 @kernel
 def conv_maxpool(
     x, weight, bias, multiplier, residual_multiplier, maker, out, sums, scratch, made, lines,
-    numbers, pooling, workers,
+    numbers, pooling, counters,
 ):  # fmt: skip
     """out (N, PH, PW, O): the maxima of windows of the convolution's bytes (N, OH, OW, O).
 
@@ -50,7 +51,7 @@ def conv_maxpool(
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
     group = 4 // weight.itemsize  # 32 bits of B, but for AMX
     length = weight.size // (panels * shape.kernel_h * COLUMNS * group)
-    counters = np.zeros(workers, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         conv = made[worker * made_size : (worker + 1) * made_size]
         line = lines[worker * line_size : (worker + 1) * line_size]

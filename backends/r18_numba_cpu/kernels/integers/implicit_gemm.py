@@ -24,7 +24,7 @@ from r18_numba_cpu.kernels.arguments import (
     Terms,
     Tile,
 )
-from r18_numba_cpu.kernels.blocks import rows_inside, take_block
+from r18_numba_cpu.kernels.blocks import begin_count, rows_inside, take_block
 from r18_numba_cpu.kernels.integers import portable, register_tile
 from r18_numba_cpu.kernels.integers.bands import Bytes, copy_band
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
@@ -102,7 +102,8 @@ def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
 
 @kernel
 def implicit_gemm(
-    x, weight, bias, multiplier, residual, residual_multiplier, out, sums, scratch, numbers, workers
+    x, weight, bias, multiplier, residual, residual_multiplier, out, sums, scratch, numbers,
+    counters,
 ):  # fmt: skip
     """out (N, OH, OW, O) of x (N, H, W, C); all are flat, and bytes are uint8, of either sign.
 
@@ -130,7 +131,7 @@ def implicit_gemm(
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
     sets = (shape.samples + blocking.samples - 1) // blocking.samples
     blocks = sets * bands * splits
-    counters = np.zeros(workers, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
         image = Bytes(x, how.flip)

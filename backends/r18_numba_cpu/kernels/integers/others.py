@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
+from r18_numba_cpu.kernels.blocks import begin_count
 from r18_numba_cpu.kernels.integers.bands import HIGHEST, LOWEST, PIXEL_VALUES
 from r18_numba_cpu.kernels.integers.bytes import load_bytes
 from r18_numba_cpu.kernels.integers.requantize import (
@@ -39,7 +40,7 @@ def mean(x, multiplier, out, sums, samples, pixels, channels, signed, low, high)
 
 
 @kernel
-def quantize(x, scale, out, rows, samples, channels, pixels, workers, span):
+def quantize(x, scale, out, rows, samples, channels, pixels, counters, span):
     """out (N, P, C) = fl(x / scale), rounded and saturated, of x (N, C, P).
 
     rows: scratch, `span` pixels for each worker.
@@ -47,10 +48,10 @@ def quantize(x, scale, out, rows, samples, channels, pixels, workers, span):
     spans = (pixels + span - 1) // span
     items = samples * spans
     divisor = broadcast(scale[0])
-    counter = np.zeros(1, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         row = rows[worker * span : (worker + 1) * span]
-        item = fetch_add(counter)
+        item = fetch_add(counters, 0)
         while item < items:
             sample, first = item // spans, item % spans * span
             count = min(span, pixels - first)
@@ -63,7 +64,7 @@ def quantize(x, scale, out, rows, samples, channels, pixels, workers, span):
                 to, step = np.uintp((sample * pixels + first) * channels + c), np.uintp(channels)
                 for p in range(np.uintp(count)):
                     out[to + p * step] = row[p]
-            item = fetch_add(counter)
+            item = fetch_add(counters, 0)
 
 
 @kernel

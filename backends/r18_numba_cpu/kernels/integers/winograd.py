@@ -18,7 +18,7 @@ import numpy as np
 from numba import prange
 
 from r18_numba_cpu.kernels.arguments import ConvShape, Depth, Requantization, Terms, Tile
-from r18_numba_cpu.kernels.blocks import take_block
+from r18_numba_cpu.kernels.blocks import begin_count, take_block
 from r18_numba_cpu.kernels.integers.dots import WORDS
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
 from r18_numba_cpu.kernels.integers.register_tile import multiply_into
@@ -155,7 +155,7 @@ def finish_panel(sums, tiles, shape, first, rows, channel, terms):
 @kernel
 def winograd(
     x, filters, bias, multiplier, residual, residual_multiplier, out, sums, scratch, numbers,
-    workers,
+    counters,
 ):  # fmt: skip
     """out (N, OH, OW, O) of x (N, H, W, C), bytes as uint8, of either sign; all are flat.
 
@@ -179,7 +179,7 @@ def winograd(
     splits = (panels + together - 1) // together
     blocks = (all_rows + most - 1) // most * splits
     patches = 4 * (2 * columns + 2) * SPAN
-    counters = np.zeros(workers, np.int64)
+    workers = begin_count(counters)
     for worker in prange(workers):
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
         terms = Terms(bias, multiplier, residual, residual_multiplier, out, how)
