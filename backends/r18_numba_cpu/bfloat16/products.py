@@ -151,11 +151,8 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool) -
 def packed(
     shape: ConvShape, cut: Blocks, how: Epilogue, from_nchw: bool, conv: Conv2d, group: int
 ) -> Array:
-    """`paired_numbers` as int64, with AMX's `Cover` and configuration of tiles."""
-    extra: tuple[int, ...] = ()
-    if group == AMX:
-        tiled = cover(shape, cut.rows)
-        extra = (*tiled, *tiles.configuration(tiled))
+    """`paired_numbers` as int64, with what AMX's tiles take."""
+    extra = tiles.arguments(shape, cut.rows, cover(shape, cut.rows)) if group == AMX else ()
     sums = sums_size(group)
     found = paired_numbers(shape, cut, how, from_nchw, conv.in_channels, sums, *extra)
     return np.array(found, np.int64)

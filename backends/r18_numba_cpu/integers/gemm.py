@@ -81,9 +81,9 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
 
 
 def tiled(shape: ConvShape, rows: int, op: Sum) -> tuple[int, ...]:
-    """AMX's `Cover` of a band of `rows` rows of outputs, and its configuration of tiles."""
+    """What AMX's tiles take of a band of `rows` rows of outputs."""
     cover = tiles.cover(shape, rows, op.input_storage[0] == "int8")
-    return (*cover, *tiles.configuration(cover))
+    return tiles.arguments(shape, rows, cover)
 
 
 def requantization(op: Sum, group: int) -> Requantization:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 from r18_numba_cpu.compiled import ceil_div, module
-from r18_numba_cpu.kernels.arguments import GROUP, TILES, ConvShape, Cover
+from r18_numba_cpu.kernels.arguments import GROUP, GROUP_TILES, TILES, ConvShape, Cover
 
 MOST_ROWS, MOST_NBYTES = 16, 64
 """The rows of a tile, and the bytes of a row."""
@@ -46,9 +48,30 @@ def beyond(shape: ConvShape, rows: int, how: Cover) -> int:
     return cut * shape.stride_w * shape.channels + MOST_NBYTES
 
 
+def places(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:
+    """For each row of the tiles of a band of `rows` rows, which of its outputs it is; −1: none.
+
+    Tiles of a band of fewer rows begin with the same rows.
+    """
+    lines = rows if how.merged else 1
+    outputs = (lines - 1) * how.pitch + shape.out_w
+    each = ceil_div(outputs, how.height)
+    found = []
+    for first, output in product(range(0, rows, lines), range(each * how.height)):
+        line, column = divmod(output, how.pitch)
+        is_kept = output < outputs and column < shape.out_w
+        found.append((first + line) * shape.out_w + column if is_kept else -1)
+    return tuple(found)
+
+
 def sums_size() -> int:
-    """The int32 of all sums, twice: one set is multiplied while the other has its epilogue."""
-    return 2 * TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
+    """The int32 of a group of tiles' sums."""
+    return GROUP_TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
+
+
+def arguments(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:
+    """What `kernels.amx` takes of a band of `rows` rows, as int64."""
+    return (*how, *configuration(how), *places(shape, rows, how))
 
 
 def configuration(how: Cover) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ saturates. Sums of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has t
 1. Two tiles of outputs by two of channels are four sums, numbered 0 to 3. A's tiles are 4 and 5,
    B's 6 and 7: each tile that is loaded is multiplied twice.
 2. A's rows are neighbouring outputs. They are loaded where they are in the band, `a_row` apart.
-3. Sums are stored, and go through the epilogue from memory: in parts between the kernel rows of the
-   next tiles' products, so that vectors have work while the tiles multiply.
+3. Sums are stored, and those of `GROUP_TILES` tiles go through the epilogue from memory, in a loop
+   over their rows. In parts between the next tiles' products they took as long.
 
 Linux grants a process the use of tiles if it asks. Permission is for all its threads, for good.
 """
@@ -22,14 +22,15 @@ import platform
 import sys
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from r18_numba_cpu import emulation
 from r18_numba_cpu.kernels import emulated
-from r18_numba_cpu.kernels.arguments import GROUP, TILES, Cover, Tile
-from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.arguments import GROUP, GROUP_TILES, TILES, Cover
+from r18_numba_cpu.kernels.jit import function, inlined
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS, rolled
 from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrinsic
 
@@ -63,9 +64,6 @@ AVAILABLE = NATIVE or EMULATED
 HAS_BFLOAT16 = EMULATED or bool(FEATURES.get("amx-bf16"))
 """Whether tiles multiply bfloat16 too, where they are available."""
 
-
-PART_STEPS = 8
-"""Steps over K, at least, between two parts of an epilogue."""
 
 PRODUCTS = {types.uint8: ("tdpbusd", "tdpbssd"), types.uint16: ("tdpbf16ps",)}
 """Instructions by the elements of A: uint8, and int8 stored in it; bfloat16."""
@@ -215,7 +213,7 @@ def _multiply_tiles(
 
 
 @intrinsic
-def store_sums(typing: Any, c: Any, c_at: Any, c_next: Any, numbers: Any, at: Any) -> Any:
+def store_tiles(typing: Any, c: Any, c_at: Any, c_next: Any, numbers: Any, at: Any) -> Any:
     """c[c_at + t·c_next + p·COLUMNS + o] = C[t, p, o], of all tiles.
 
     c: int32, or float32 for bfloat16. at: of the configuration in numbers.
@@ -258,12 +256,49 @@ def _bytes(builder: Any, pointer: Any) -> Any:
 # -- a band ------------------------------------------------------------------------------------
 
 
-def banded(store_tile: Any) -> Any:
-    """`multiply_band` with an epilogue.
+@function
+def corner(tile, each, row_stride, tile_stride):
+    """Where a tile begins in its band, of which `each` tiles are in a row."""
+    return tile // each * row_stride + tile % each * tile_stride
+
+
+def banded(store_sums: Any) -> Any:
+    """`multiply_band` with the epilogue of a vector of sums.
 
     NOTE: the epilogue is not an argument. Code that passes a function on holds its address, and
     code with an address is not kept on the disk: each process would compile the kernel again.
     """
+
+    @function
+    def store_places(rows, places, places_at, pixels, sums, at, tile, terms):
+        """The epilogue of those of `rows` rows of sums[at:] that have a place below `pixels`.
+
+        places: from places_at on, the pixel of each row, after tile.pixel; −1: it has none.
+        """
+        # NOTE: each call has a loop of its own, without what it does not need.
+        if tile.channel + COLUMNS > tile.outputs:
+            store_rows(rows, places, places_at, pixels, sums, at, tile, False, terms)
+        elif terms.how.residual:
+            store_rows(rows, places, places_at, pixels, sums, at, tile, True, terms)
+        else:
+            store_rows(rows, places, places_at, pixels, sums, at, tile, True, terms)
+
+    @inlined
+    def store_rows(rows, places, places_at, pixels, sums, at, tile, whole, terms):
+        """`store_places` of a panel that is whole, or not."""
+        # NOTE: numbers without a sign, or Numba asks whether an index is counted from the end.
+        first, end, row_size = np.uint64(places_at), np.uint64(pixels), np.uint64(tile.outputs)
+        origin = tile.pixel * tile.outputs + tile.channel
+        for row in range(np.uint64(rows)):
+            place = np.uint64(places[first + row])
+            if place < end:
+                to = origin + np.int64(place * row_size)
+                here = at + np.int64(row) * COLUMNS
+                for v in range(0, COLUMNS, LANES):
+                    left = tile.outputs - tile.channel - v
+                    if whole or left > 0:
+                        lanes = LANES if whole else min(LANES, left)
+                        store_sums(sums, here + v, to + v, tile.channel + v, lanes, terms)
 
     @function
     def multiply_band(
@@ -271,64 +306,40 @@ def banded(store_tile: Any) -> Any:
     ):  # fmt: skip
         """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
 
-        shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes; c: two sets
-        of TILES tiles. numbers: a `Cover` and the configuration of tiles from at_cover on.
+        shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes; c:
+        GROUP_TILES tiles of sums. numbers: from at_cover on, what `integers.tiles.arguments` makes.
         """
         n = numbers[at_cover:]
         cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0)
         configuration = at_cover + 5
+        places = configuration + 8
         nbytes = a.itemsize
         steps = depth.length * GROUP // cover.step
-        b_run = steps * (cover.step // GROUP) * COLUMNS
-        each_runs = max(1, min(depth.runs, PART_STEPS // steps))
-        parts = (depth.runs + each_runs - 1) // each_runs
         pixel_stride = shape.stride_w * shape.channels
         row_stride = shape.stride_h * depth.stride
+        tile_stride = cover.height * pixel_stride
         lines = rows if cover.merged else 1
         pixels = (lines - 1) * cover.pitch + shape.out_w
         each = (pixels + cover.height - 1) // cover.height
         tiles = rows // lines * each
         size = cover.height * COLUMNS
         configure(numbers, configuration)
-        # The products of TILES tiles, and between their runs the epilogue of the TILES before.
-        for first in range(0, tiles + TILES, TILES):
-            count = min(TILES, tiles - first)
-            start = first // each * row_stride + first % each * cover.height * pixel_stride
-            second = first + 1
-            following = second // each * row_stride + second % each * cover.height * pixel_stride
-            before = max(0, first - TILES)
-            outputs = min(TILES, tiles - before) * cover.height if first > 0 else 0
-            sums = c_at + before // TILES % 2 * TILES * size
-            if count > 0:
+        for group in range(0, tiles, GROUP_TILES):
+            end = min(tiles, group + GROUP_TILES)
+            for first in range(group, end, TILES):
+                start = corner(first, each, row_stride, tile_stride)
+                following = corner(first + 1, each, row_stride, tile_stride)
                 clear_sums(numbers, configuration)
-            for part in range(parts):
-                if count > 0:
-                    run = part * each_runs
-                    multiply_tiles(
-                        count, cover.signed, a, a_at + start + run * depth.stride,
-                        nbytes * (following - start), nbytes * pixel_stride,
-                        b, b_at + run * b_run, min(each_runs, depth.runs - run), steps, cover.step,
-                        nbytes * depth.stride, numbers, configuration,
-                    )  # fmt: skip
-                at = outputs * part // parts
-                end = outputs * (part + 1) // parts
-                while at < end:  # a tile of merged rows has parts of several
-                    t = at // cover.height
-                    output = (before + t) % each * cover.height + at - t * cover.height
-                    line, column = output // cover.pitch, output % cover.pitch
-                    seen = min(end, (t + 1) * cover.height) - at
-                    seen = min(seen, cover.pitch - column)
-                    kept = min(seen, pixels - output, shape.out_w - column)
-                    if kept > 0:
-                        row = (before + t) // each + line
-                        pixel = tile.pixel + row * shape.out_w + column
-                        here = Tile(pixel, tile.channel, tile.outputs)
-                        store_tile(kept, c, sums + at * COLUMNS, here, terms)
-                    at += seen
-            if count > 0:
-                store_sums(
-                    c, c_at + first // TILES % 2 * TILES * size, size, numbers, configuration
-                )
+                multiply_tiles(
+                    min(TILES, tiles - first), cover.signed, a, a_at + start,
+                    nbytes * (following - start), nbytes * pixel_stride, b, b_at, depth.runs, steps,
+                    cover.step, nbytes * depth.stride, numbers, configuration,
+                )  # fmt: skip
+                store_tiles(c, c_at + (first - group) * size, size, numbers, configuration)
+            store_places(
+                (end - group) * cover.height, numbers, places + group * cover.height,
+                rows * shape.out_w, c, c_at, tile, terms,
+            )  # fmt: skip
         release(numbers, configuration)
 
     return multiply_band

@@ -174,6 +174,9 @@ class Summed(NamedTuple):
 TILES = 2
 """AMX's tiles of outputs, and of channels, that are multiplied at a time."""
 
+GROUP_TILES = 16
+"""AMX's tiles of outputs whose sums are stored before their epilogue."""
+
 GROUP = 4
 """Bytes of K that AMX multiplies at a time: an int32 of B has as many."""
 
@@ -205,7 +208,7 @@ def packed_numbers(
     """All arguments in one tuple, as `integers.implicit_gemm` unpacks them, and the int32 of a
     worker's sums.
 
-    cover: a `Cover` and the words of a tile configuration.
+    cover: what `tiles.arguments` makes.
     Numba takes 15 µs to pass three named tuples, and next to none for an array.
     """
     return (*shape, *blocking, *map(int, how), sums, *map(int, cover))

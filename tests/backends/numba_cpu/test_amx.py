@@ -133,6 +133,9 @@ def test_tiles_cover_each_output_once_and_stay_in_their_slot() -> None:
         if cover.merged:  # the distance of two rows, in outputs
             assert cover.pitch * shape.stride_w == shape.stride_h * width
             assert cover.pitch >= shape.out_w
+        places = tiles.places(shape, rows, cover)
+        assert len(places) == each * (rows // lines) * cover.height
+        assert [p for p in places if p >= 0] == list(range(rows * shape.out_w)), shape
         # The last byte that the last row of the last tile reads.
         start = (rows - lines) * shape.stride_h * width * shape.channels
         last = start + (each * cover.height - 1) * shape.stride_w * shape.channels
@@ -140,6 +143,28 @@ def test_tiles_cover_each_output_once_and_stay_in_their_slot() -> None:
         last += tiles.padded(shape.kernel_w * shape.channels)
         seen = ((rows - 1) * shape.stride_h + shape.kernel_h) * width * shape.channels
         assert last <= seen + tiles.beyond(shape, rows, cover), shape
+
+
+def test_a_place_is_the_output_that_its_row_reads() -> None:
+    """Of a band of fewer rows, too: its tiles begin with the same places."""
+    for shape, rows in product(shapes(), (1, 3, 4)):
+        if rows > shape.out_h:
+            continue
+        cover = tiles.cover(shape, shape.out_h, False)
+        width = (shape.out_w - 1) * shape.stride_w + shape.kernel_w
+        lines = rows if cover.merged else 1
+        each = -(-((lines - 1) * cover.pitch + shape.out_w) // cover.height)
+        places = tiles.places(shape, shape.out_h, cover)
+        found = {}
+        for tile, row in product(range(each * (rows // lines)), range(cover.height)):
+            place = places[tile * cover.height + row]
+            if 0 <= place < rows * shape.out_w:  # as `store_places` has it
+                line, column = tile // each, tile % each * cover.height + row
+                found[place] = line * shape.stride_h * width + column * shape.stride_w
+        assert found == {
+            line * shape.out_w + column: line * shape.stride_h * width + column * shape.stride_w
+            for line, column in product(range(rows), range(shape.out_w))
+        }, shape
 
 
 def test_bands_have_room_for_what_tiles_read() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from r18_numba_cpu.kernels.bfloat16 import pairs
-from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.jit import function, inlined
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS
 from r18_numba_cpu.kernels.vector import LANES, load, load_lanes, relu, store_lanes
 
 
-def storing(put: Any) -> Any:
-    """`store_tile` with a `store_lanes`. NOTE: that is not an argument, as in `amx.banded`."""
+def storing(put: Any) -> tuple[Any, Any]:
+    """`store_tile` and `store_sums` with a `store_lanes`.
+
+    NOTE: that is not an argument, as in `amx.banded`.
+    """
 
     @function
     def store_tile(rows, sums, at, tile, terms):
@@ -21,15 +24,19 @@ def storing(put: Any) -> Any:
             if channel >= tile.outputs:
                 break
             lanes = min(LANES, tile.outputs - channel)
-            bias = load(terms.bias, channel)
             for p in range(rows):
-                value = load(sums, at + p * COLUMNS + v) + bias
                 to = (tile.pixel + p) * tile.outputs + channel
-                if terms.how.residual:
-                    value = value + load_lanes(terms.residual, to, lanes)
-                put(terms.out, to, relu(value) if terms.how.relu else value, lanes)
+                store_sums(sums, at + p * COLUMNS + v, to, channel, lanes, terms)
 
-    return store_tile
+    @inlined
+    def store_sums(sums, at, to, channel, lanes, terms):
+        """The epilogue of sums[at : at + lanes], of the channels from `channel` on, at out[to:]."""
+        value = load(sums, at) + load(terms.bias, channel)
+        if terms.how.residual:
+            value = value + load_lanes(terms.residual, to, lanes)
+        put(terms.out, to, relu(value) if terms.how.relu else value, lanes)
+
+    return store_tile, store_sums
 
 
 @function
@@ -41,6 +48,7 @@ def store_rounded_lanes(array, at, value, lanes):
         store_lanes(array, at, value, lanes)
 
 
-store_tile = storing(store_lanes)
-store_flushed_tile = storing(store_rounded_lanes) if pairs.AVAILABLE else store_tile
+store_tile, store_sums = storing(store_lanes)
+flushing = storing(store_rounded_lanes) if pairs.AVAILABLE else (store_tile, store_sums)
+store_flushed_tile, store_flushed_sums = flushing
 """The epilogue after products that flush subnormal values."""

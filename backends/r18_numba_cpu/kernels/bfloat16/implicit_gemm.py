@@ -26,7 +26,11 @@ from r18_numba_cpu.kernels.arguments import (
     Tile,
 )
 from r18_numba_cpu.kernels.bfloat16 import pairs
-from r18_numba_cpu.kernels.bfloat16.epilogue import store_flushed_tile, store_tile
+from r18_numba_cpu.kernels.bfloat16.epilogue import (
+    store_flushed_sums,
+    store_flushed_tile,
+    store_tile,
+)
 from r18_numba_cpu.kernels.blocks import begin_count, rows_inside, take_block
 from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
@@ -36,7 +40,7 @@ from r18_numba_cpu.kernels.vector import put_run
 WORD = 4
 """bfloat16 in 64 bits: the channels of an image of three, padded to an even number."""
 
-amx_multiply_band, multiply_pairs = amx.banded(store_flushed_tile), pairs.multiply
+amx_multiply_band, multiply_pairs = amx.banded(store_flushed_sums), pairs.multiply
 
 
 def multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):

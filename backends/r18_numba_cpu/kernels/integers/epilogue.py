@@ -6,7 +6,7 @@ from numba import types
 
 from r18_numba_cpu.kernels.integers.bytes import load_bytes
 from r18_numba_cpu.kernels.integers.requantize import load_sum, store_quantized, widened
-from r18_numba_cpu.kernels.jit import function, overload
+from r18_numba_cpu.kernels.jit import function, inlined, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS
 from r18_numba_cpu.kernels.vector import LANES, broadcast, load, store_lanes
 
@@ -14,20 +14,24 @@ from r18_numba_cpu.kernels.vector import LANES, broadcast, load, store_lanes
 @function
 def store_tile(rows, sums, at, tile, terms):
     """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
-    factor = broadcast(terms.residual_multiplier[0])
     for v in range(0, COLUMNS, LANES):
         channel = tile.channel + v
         if channel >= tile.outputs:
             break
         lanes = min(LANES, tile.outputs - channel)
-        scale = load(terms.multiplier, channel)
         for p in range(rows):
-            number = load_sum(sums, at + p * COLUMNS + v, terms.bias, channel) * scale
             to = (tile.pixel + p) * tile.outputs + channel
-            if terms.how.residual:
-                added = widened(load_bytes(terms.residual, to, lanes), terms.how.signed_residual)
-                number = number + added * factor
-            put_number(terms.out, to, number, lanes, terms.how)
+            store_sums(sums, at + p * COLUMNS + v, to, channel, lanes, terms)
+
+
+@inlined
+def store_sums(sums, at, to, channel, lanes, terms):
+    """The epilogue of sums[at : at + lanes], of the channels from `channel` on, at out[to:]."""
+    number = load_sum(sums, at, terms.bias, channel) * load(terms.multiplier, channel)
+    if terms.how.residual:
+        added = widened(load_bytes(terms.residual, to, lanes), terms.how.signed_residual)
+        number = number + added * broadcast(terms.residual_multiplier[0])
+    put_number(terms.out, to, number, lanes, terms.how)
 
 
 def put_number(out, at, number, lanes, how):

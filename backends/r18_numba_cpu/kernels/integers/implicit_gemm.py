@@ -27,12 +27,12 @@ from r18_numba_cpu.kernels.arguments import (
 from r18_numba_cpu.kernels.blocks import begin_count, rows_inside, take_block
 from r18_numba_cpu.kernels.integers import portable, register_tile
 from r18_numba_cpu.kernels.integers.bands import Bytes, copy_band
-from r18_numba_cpu.kernels.integers.epilogue import store_tile
+from r18_numba_cpu.kernels.integers.epilogue import store_sums, store_tile
 from r18_numba_cpu.kernels.jit import kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 
 portable_multiply, tile_multiply = portable.multiply, register_tile.multiply
-amx_multiply_band = amx.banded(store_tile)
+amx_multiply_band = amx.banded(store_sums)
 
 
 def multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
