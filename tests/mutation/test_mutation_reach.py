@@ -145,7 +145,7 @@ INTEGER_PRODUCTS = {"qconv2d", "qconv2d_maxpool2d", "qlinear"}
         (
             "numba-cpu",
             "kernels/amx.py",
-            "def store_sums",
+            "def store_tiles",
             {"conv2d", "conv2d_maxpool2d", "linear", *INTEGER_PRODUCTS},
         ),
         ("numba-cpu", "kernels/integers/portable.py", "def multiply", INTEGER_PRODUCTS),
