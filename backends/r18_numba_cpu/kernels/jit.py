@@ -37,7 +37,7 @@ if "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Compile a kernel. Its `prange` loops run on Numba's threads."""
+    """Compile a kernel, which allocates nothing. Its `prange` loops run on Numba's threads."""
     compiled = _compiled(function)
     compiled._cache = KernelCache(function, FOLDER)  # where `cache=True` would put Numba's own
     return compiled
@@ -50,19 +50,22 @@ atomic instruction on memory that all threads share: in an epilogue twice for ea
 outputs, and for all arguments whenever a worker begins."""
 
 
-def function(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call. Its code becomes part of each kernel's."""
-    return njit(nogil=True, error_model="numpy", inline="never", **UNCOUNTED)(function)
-
-
-INLINED: Any = {"forceinline": True}
+INLINED: Any = UNCOUNTED | {"forceinline": True}
 """Have LLVM inline a function, where it would not. A call of one with a tile's arguments, about a
 hundred words, takes as long as a short tile's products."""
+CALLED: Any = UNCOUNTED | {"forceinline": False}
+"""Let LLVM decide. NOTE: without it a function inherits the option from the first that calls it in
+the process, and its code depends on what was compiled before."""
+
+
+def function(function: Callable[..., Any]) -> Any:
+    """Compile a function that kernels call. Its code becomes part of each kernel's."""
+    return njit(nogil=True, error_model="numpy", inline="never", **CALLED)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile a function that is called in one place, and there for each tile."""
-    return njit(nogil=True, error_model="numpy", **UNCOUNTED, **INLINED)(function)
+    return njit(nogil=True, error_model="numpy", **INLINED)(function)
 
 
 def overload(function: Callable[..., Any], inline: bool = False) -> Any:
@@ -70,7 +73,7 @@ def overload(function: Callable[..., Any], inline: bool = False) -> Any:
 
     inline: see `inlined`.
     """
-    return extending.overload(function, jit_options=UNCOUNTED | INLINED if inline else UNCOUNTED)
+    return extending.overload(function, jit_options=INLINED if inline else CALLED)
 
 
 def assembly(kernel: Any, arguments: tuple[Any, ...]) -> str:

@@ -90,9 +90,6 @@ def multiply_tile(
     signature = types.void(i64, i64, i64, a, i64, i64, b, i64, c, i64, i64, i64, i64, i64)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        # NOTE: where LLVM inlines it, vectors of the loops around it take registers of the tile's.
-        if "alwaysinline" not in builder.function.attributes:
-            builder.function.attributes.add("noinline")
         end = builder.append_basic_block("multiplied")
         switch = builder.switch(values[0], end)
         for rows in range(1, ROWS + 1):
