@@ -41,9 +41,14 @@ def cover(shape: ConvShape, rows: int, signed: bool) -> Cover:
     return Cover(height, is_merged, pitch if is_merged else shape.out_w, step(length), signed)
 
 
+def covered(shape: ConvShape, rows: int, how: Cover) -> int:
+    """The outputs that tiles cover at a stretch: a row, or all `rows` and what is between them."""
+    return (rows - 1) * how.pitch * how.merged + shape.out_w
+
+
 def beyond(shape: ConvShape, rows: int, how: Cover) -> int:
     """The bytes after a band that tiles read: of outputs, and of K."""
-    outputs = (rows - 1) * how.pitch * how.merged + shape.out_w
+    outputs = covered(shape, rows, how)
     cut = ceil_div(outputs, how.height) * how.height - outputs
     return cut * shape.stride_w * shape.channels + MOST_NBYTES
 
@@ -53,8 +58,7 @@ def places(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:
 
     Tiles of a band of fewer rows begin with the same rows.
     """
-    lines = rows if how.merged else 1
-    outputs = (lines - 1) * how.pitch + shape.out_w
+    lines, outputs = rows if how.merged else 1, covered(shape, rows, how)
     each = ceil_div(outputs, how.height)
     found = []
     for first, output in product(range(0, rows, lines), range(each * how.height)):

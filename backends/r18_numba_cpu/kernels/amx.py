@@ -258,7 +258,10 @@ def _bytes(builder: Any, pointer: Any) -> Any:
 
 @function
 def corner(tile, each, row_stride, tile_stride):
-    """Where a tile begins in its band, of which `each` tiles are in a row."""
+    """The element of a band at which a tile begins.
+
+    each: tiles in a row of outputs, or in the band if its rows are merged.
+    """
     return tile // each * row_stride + tile % each * tile_stride
 
 
@@ -311,8 +314,8 @@ def banded(store_sums: Any) -> Any:
         """
         n = numbers[at_cover:]
         cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0)
-        configuration = at_cover + 5
-        places = configuration + 8
+        configuration = at_cover + 5  # after the fields of a `Cover`
+        places = configuration + 8  # after 64 bytes
         nbytes = a.itemsize
         steps = depth.length * GROUP // cover.step
         pixel_stride = shape.stride_w * shape.channels

@@ -11,7 +11,7 @@ from r18_numba_cpu.kernels.vector import fetch_add
 def begin_count(counters):
     """Set all counters to 0, and return the number of workers. counters: int64, a cache line each.
 
-    NOTE: they are an argument, because allocating them takes a quarter of an empty kernel's time.
+    NOTE: they are an argument, because kernels cannot allocate; see `jit.UNCOUNTED`.
     """
     for at in range(counters.size):
         counters[at] = 0

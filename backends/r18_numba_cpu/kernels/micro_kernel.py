@@ -78,6 +78,27 @@ def tile_rows(count, most):
     return (count + tiles - 1) // tiles
 
 
+def storing(store_sums: Any) -> Any:
+    """The epilogue of a tile of sums in memory, by a format's epilogue of a vector of them.
+
+    NOTE: that is not an argument; see `amx.banded`.
+    """
+
+    @function
+    def store_tile(rows, sums, at, tile, terms):
+        """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
+        for v in range(0, COLUMNS, LANES):
+            channel = tile.channel + v
+            if channel >= tile.outputs:
+                break
+            lanes = min(LANES, tile.outputs - channel)
+            for p in range(rows):
+                to = (tile.pixel + p) * tile.outputs + channel
+                store_sums(sums, at + p * COLUMNS + v, to, channel, lanes, terms)
+
+    return store_tile
+
+
 @intrinsic
 def multiply_tile(
     typing: Any, rows: Any, cut: Any, gap: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any,

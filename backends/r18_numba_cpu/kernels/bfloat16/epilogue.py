@@ -6,27 +6,12 @@ from typing import Any
 
 from r18_numba_cpu.kernels.bfloat16 import pairs
 from r18_numba_cpu.kernels.jit import function, inlined
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS
+from r18_numba_cpu.kernels.micro_kernel import storing
 from r18_numba_cpu.kernels.vector import LANES, load, load_lanes, relu, store_lanes
 
 
-def storing(put: Any) -> tuple[Any, Any]:
-    """`store_tile` and `store_sums` with a `store_lanes`.
-
-    NOTE: that is not an argument, as in `amx.banded`.
-    """
-
-    @function
-    def store_tile(rows, sums, at, tile, terms):
-        """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
-        for v in range(0, COLUMNS, LANES):
-            channel = tile.channel + v
-            if channel >= tile.outputs:
-                break
-            lanes = min(LANES, tile.outputs - channel)
-            for p in range(rows):
-                to = (tile.pixel + p) * tile.outputs + channel
-                store_sums(sums, at + p * COLUMNS + v, to, channel, lanes, terms)
+def finishing(put: Any) -> Any:
+    """`store_sums` with a `store_lanes`. NOTE: that is not an argument, as in `amx.banded`."""
 
     @inlined
     def store_sums(sums, at, to, channel, lanes, terms):
@@ -36,7 +21,7 @@ def storing(put: Any) -> tuple[Any, Any]:
             value = value + load_lanes(terms.residual, to, lanes)
         put(terms.out, to, relu(value) if terms.how.relu else value, lanes)
 
-    return store_tile, store_sums
+    return store_sums
 
 
 @function
@@ -48,7 +33,7 @@ def store_rounded_lanes(array, at, value, lanes):
         store_lanes(array, at, value, lanes)
 
 
-store_tile, store_sums = storing(store_lanes)
-flushing = storing(store_rounded_lanes) if pairs.AVAILABLE else (store_tile, store_sums)
-store_flushed_tile, store_flushed_sums = flushing
+store_sums = finishing(store_lanes)
+store_flushed_sums = finishing(store_rounded_lanes) if pairs.AVAILABLE else store_sums
 """The epilogue after products that flush subnormal values."""
+store_tile, store_flushed_tile = storing(store_sums), storing(store_flushed_sums)

@@ -6,22 +6,9 @@ from numba import types
 
 from r18_numba_cpu.kernels.integers.bytes import load_bytes
 from r18_numba_cpu.kernels.integers.requantize import load_sum, store_quantized, widened
-from r18_numba_cpu.kernels.jit import function, inlined, overload
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS
-from r18_numba_cpu.kernels.vector import LANES, broadcast, load, store_lanes
-
-
-@function
-def store_tile(rows, sums, at, tile, terms):
-    """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
-    for v in range(0, COLUMNS, LANES):
-        channel = tile.channel + v
-        if channel >= tile.outputs:
-            break
-        lanes = min(LANES, tile.outputs - channel)
-        for p in range(rows):
-            to = (tile.pixel + p) * tile.outputs + channel
-            store_sums(sums, at + p * COLUMNS + v, to, channel, lanes, terms)
+from r18_numba_cpu.kernels.jit import inlined, overload
+from r18_numba_cpu.kernels.micro_kernel import storing
+from r18_numba_cpu.kernels.vector import broadcast, load, store_lanes
 
 
 @inlined
@@ -32,6 +19,9 @@ def store_sums(sums, at, to, channel, lanes, terms):
         added = widened(load_bytes(terms.residual, to, lanes), terms.how.signed_residual)
         number = number + added * broadcast(terms.residual_multiplier[0])
     put_number(terms.out, to, number, lanes, terms.how)
+
+
+store_tile = storing(store_sums)
 
 
 def put_number(out, at, number, lanes, how):
