@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from r18_numba_cpu.compiled import ceil_div, module
-from r18_numba_cpu.kernels.arguments import GROUP, GROUP_TILES, TILES, ConvShape, Cover
+from r18_numba_cpu.kernels.arguments import GROUP, TILES, ConvShape, Cover
 
 MOST_ROWS, MOST_NBYTES = 16, 64
 """The rows of a tile, and the bytes of a row."""
@@ -69,8 +69,8 @@ def places(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:
 
 
 def sums_size() -> int:
-    """The int32 of a group of tiles' sums."""
-    return GROUP_TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
+    """The int32 of the sums of two times TILES tiles: some are stored while others are read."""
+    return 2 * TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
 
 
 def arguments(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:

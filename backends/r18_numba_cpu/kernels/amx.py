@@ -8,8 +8,9 @@ saturates. Sums of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has t
 1. Two tiles of outputs by two of channels are four sums, numbered 0 to 3. A's tiles are 4 and 5,
    B's 6 and 7: each tile that is loaded is multiplied twice.
 2. A's rows are neighbouring outputs. They are loaded where they are in the band, `a_row` apart.
-3. Sums are stored, and those of `GROUP_TILES` tiles go through the epilogue from memory, in a loop
-   over their rows. In parts between the next tiles' products they took as long.
+3. Sums are stored, and go through the epilogue from memory while the next tiles are multiplied: a
+   few of their rows after each step over K. A core looks only a few steps ahead, since loading a
+   tile is some twenty micro-operations: an epilogue behind all the steps would wait for them.
 
 Linux grants a process the use of tiles if it asks. Permission is for all its threads, for good.
 """
@@ -29,9 +30,9 @@ from numba.core import cgutils
 
 from r18_numba_cpu import emulation
 from r18_numba_cpu.kernels import emulated
-from r18_numba_cpu.kernels.arguments import GROUP, GROUP_TILES, TILES, Cover
+from r18_numba_cpu.kernels.arguments import GROUP, TILES, Cover
 from r18_numba_cpu.kernels.jit import function, inlined
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS, rolled
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS
 from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrinsic
 
 BYTE = ir.IntType(8)
@@ -151,28 +152,31 @@ def clear_sums(typing: Any, numbers: Any, at: Any) -> Any:
 @intrinsic
 def multiply_tiles(
     typing: Any, count: Any, signed: Any, a: Any, a_at: Any, a_next: Any, a_row: Any, b: Any,
-    b_at: Any, runs: Any, steps: Any, step: Any, stride: Any, numbers: Any, at: Any,
+    b_at: Any, numbers: Any, at: Any,
 ) -> Any:  # fmt: skip
-    """C[t, p, o] += Σ_(r, k) A[t·a_next + p·a_row + r·stride + k]·B[r·steps·step + k, o].
+    """C[t, p, o] += Σ_k A[t·a_next + p·a_row + k]·B[k, o], the products of one step over K.
 
-    For t < count ≤ TILES, p below the rows that are configured, o < COLUMNS, r < runs, and
-    k < steps·step; steps and strides of A are in bytes. a: bytes, int8 if `signed`, or bfloat16
+    For t < count ≤ TILES, p below the rows that are configured, o < COLUMNS, and k below the bytes
+    that are configured; strides of A are in bytes. a: bytes, int8 if `signed`, or bfloat16
     (uint16); b: groups of four bytes of K. In them A and B begin at a_at and b_at. at: of the
-    configuration in numbers.
+    configuration in numbers. Does nothing for a count of 0.
     """
-    i64, flag = types.int64, types.boolean
-    signature = types.void(i64, flag, a, i64, i64, i64, b, i64, i64, i64, i64, i64, numbers, i64)
+    i64 = types.int64
+    signature = types.void(i64, types.boolean, a, i64, i64, i64, b, i64, numbers, i64)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = signature.args
         places = [
             _bytes(builder, address(context, builder, kinds[i], *values[i : i + 2]))
-            for i in (2, 6, 12)
+            for i in (2, 6, 8)
         ]
         tiles = INSTRUCTIONS(context, builder, places[2])
-        sizes = [*values[4:6], *values[8:12]]
         kind = builder.add(
             builder.mul(values[0], ir.Constant(INDEX, 2)), builder.zext(values[1], INDEX)
+        )
+        # NOTE: hidden by an empty statement of assembly, or LLVM makes a loop over K for each kind.
+        kind = builder.asm(
+            ir.FunctionType(INDEX, [INDEX]), "", "=r,0", [kind], side_effect=True, name="kind"
         )
         end = builder.append_basic_block("multiplied")
         switch = builder.switch(kind, end)
@@ -180,7 +184,7 @@ def multiply_tiles(
             for signed, name in enumerate(PRODUCTS[kinds[2].dtype]):
                 with builder.goto_block(builder.append_basic_block(f"{name}.{count}")):
                     switch.add_case(2 * count + signed, builder.basic_block)
-                    _multiply_tiles(count, name, tiles, builder, places[:2], sizes)
+                    _multiply_tiles(count, name, tiles, builder, places[:2], values[4:6])
                     builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -189,27 +193,18 @@ def multiply_tiles(
 
 
 def _multiply_tiles(
-    count: int, name: str, tiles: Instructions, builder: Any, places: Any, sizes: Any
+    count: int, name: str, tiles: Instructions, builder: Any, places: Any, strides: Any
 ) -> None:
     """The code for one number of tiles of A."""
     a, b = places
-    a_next, a_row, runs, steps, step, stride = sizes
+    a_next, a_row = strides
     of_b = TILES * VECTORS + TILES  # the number of B's first tile
-    b_step = builder.mul(step, ir.Constant(INDEX, COLUMNS))
-    b_now = cgutils.alloca_once_value(builder, b)
-    with cgutils.for_range(builder, runs, intp=INDEX) as run:
-        corner = builder.gep(a, [builder.mul(run.index, stride)])
-        with rolled(builder, steps) as index:
-            here = builder.load(b_now)
-            start = builder.gep(corner, [builder.mul(index, step)])
-            for v in range(VECTORS):
-                tiles.load(of_b + v, _vector(builder, here, v), _row())
-            for t in range(count):
-                from_ = start if t == 0 else builder.gep(start, [a_next])
-                tiles.load(TILES * VECTORS + t, from_, a_row)
-                for v in range(VECTORS):
-                    tiles.dot(name, t * VECTORS + v, TILES * VECTORS + t, of_b + v)
-            builder.store(builder.gep(here, [b_step]), b_now)
+    for v in range(VECTORS):
+        tiles.load(of_b + v, _vector(builder, b, v), _row())
+    for t in range(count):
+        tiles.load(TILES * VECTORS + t, builder.gep(a, [a_next]) if t else a, a_row)
+        for v in range(VECTORS):
+            tiles.dot(name, t * VECTORS + v, TILES * VECTORS + t, of_b + v)
 
 
 @intrinsic
@@ -272,29 +267,29 @@ def banded(store_sums: Any) -> Any:
     code with an address is not kept on the disk: each process would compile the kernel again.
     """
 
-    @function
-    def store_places(rows, places, places_at, pixels, sums, at, tile, terms):
-        """The epilogue of those of `rows` rows of sums[at:] that have a place below `pixels`.
+    @inlined
+    def store_places(row, end, places, places_at, pixels, sums, at, tile, terms):
+        """The epilogue of those of rows row … end − 1 of sums[at:] whose place is below `pixels`.
 
         places: from places_at on, the pixel of each row, after tile.pixel; −1: it has none.
         """
         # NOTE: each call has a loop of its own, without what it does not need.
         if tile.channel + COLUMNS > tile.outputs:
-            store_rows(rows, places, places_at, pixels, sums, at, tile, False, terms)
+            store_rows(row, end, places, places_at, pixels, sums, at, tile, False, terms)
         elif terms.how.residual:
-            store_rows(rows, places, places_at, pixels, sums, at, tile, True, terms)
+            store_rows(row, end, places, places_at, pixels, sums, at, tile, True, terms)
         else:
-            store_rows(rows, places, places_at, pixels, sums, at, tile, True, terms)
+            store_rows(row, end, places, places_at, pixels, sums, at, tile, True, terms)
 
     @inlined
-    def store_rows(rows, places, places_at, pixels, sums, at, tile, whole, terms):
+    def store_rows(begin, end, places, places_at, pixels, sums, at, tile, whole, terms):
         """`store_places` of a panel that is whole, or not."""
         # NOTE: numbers without a sign, or Numba asks whether an index is counted from the end.
-        first, end, row_size = np.uint64(places_at), np.uint64(pixels), np.uint64(tile.outputs)
+        first, limit, row_size = np.uint64(places_at), np.uint64(pixels), np.uint64(tile.outputs)
         origin = tile.pixel * tile.outputs + tile.channel
-        for row in range(np.uint64(rows)):
+        for row in range(np.uint64(begin), np.uint64(end)):
             place = np.uint64(places[first + row])
-            if place < end:
+            if place < limit:
                 to = origin + np.int64(place * row_size)
                 here = at + np.int64(row) * COLUMNS
                 for v in range(0, COLUMNS, LANES):
@@ -309,8 +304,8 @@ def banded(store_sums: Any) -> Any:
     ):  # fmt: skip
         """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
 
-        shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes; c:
-        GROUP_TILES tiles of sums. numbers: from at_cover on, what `integers.tiles.arguments` makes.
+        shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes; c: the sums
+        of 2·TILES tiles. numbers: from at_cover on, what `integers.tiles.arguments` makes.
         """
         n = numbers[at_cover:]
         cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0)
@@ -318,6 +313,7 @@ def banded(store_sums: Any) -> Any:
         places = configuration + 8  # after 64 bytes
         nbytes = a.itemsize
         steps = depth.length * GROUP // cover.step
+        a_step, b_step = cover.step // nbytes, cover.step // GROUP * COLUMNS
         pixel_stride = shape.stride_w * shape.channels
         row_stride = shape.stride_h * depth.stride
         tile_stride = cover.height * pixel_stride
@@ -326,23 +322,33 @@ def banded(store_sums: Any) -> Any:
         each = (pixels + cover.height - 1) // cover.height
         tiles = rows // lines * each
         size = cover.height * COLUMNS
+        most = TILES * cover.height
+        share = (most + depth.runs * steps - 1) // (depth.runs * steps)
+        summed = sums = c_at  # where the sums before begin, and where these do
+        stored = 0  # how many rows they have
         configure(numbers, configuration)
-        for group in range(0, tiles, GROUP_TILES):
-            end = min(tiles, group + GROUP_TILES)
-            for first in range(group, end, TILES):
-                start = corner(first, each, row_stride, tile_stride)
-                following = corner(first + 1, each, row_stride, tile_stride)
-                clear_sums(numbers, configuration)
-                multiply_tiles(
-                    min(TILES, tiles - first), cover.signed, a, a_at + start,
-                    nbytes * (following - start), nbytes * pixel_stride, b, b_at, depth.runs, steps,
-                    cover.step, nbytes * depth.stride, numbers, configuration,
-                )  # fmt: skip
-                store_tiles(c, c_at + (first - group) * size, size, numbers, configuration)
-            store_places(
-                (end - group) * cover.height, numbers, places + group * cover.height,
-                rows * shape.out_w, c, c_at, tile, terms,
-            )  # fmt: skip
+        # Once more at the end, without tiles: for the epilogue of the last sums.
+        for first in range(0, tiles + TILES, TILES):
+            count = max(0, min(TILES, tiles - first))
+            start = corner(first, each, row_stride, tile_stride)
+            following = nbytes * (corner(first + 1, each, row_stride, tile_stride) - start)
+            clear_sums(numbers, configuration)
+            row, of_b = 0, b_at
+            for run in range(depth.runs):
+                of_a = a_at + start + run * depth.stride
+                for _ in range(steps):
+                    multiply_tiles(
+                        count, cover.signed, a, of_a, following, nbytes * pixel_stride, b, of_b,
+                        numbers, configuration,
+                    )  # fmt: skip
+                    end = min(stored, row + share)
+                    store_places(
+                        row, end, numbers, places - most, rows * shape.out_w, c, summed, tile, terms
+                    )
+                    row, of_a, of_b = end, of_a + a_step, of_b + b_step
+            store_tiles(c, sums, size, numbers, configuration)
+            places += most
+            stored, summed, sums = count * cover.height, sums, c_at + (sums == c_at) * TILES * size
         release(numbers, configuration)
 
     return multiply_band

@@ -174,9 +174,6 @@ class Summed(NamedTuple):
 TILES = 2
 """AMX's tiles of outputs, and of channels, that are multiplied at a time."""
 
-GROUP_TILES = 16
-"""AMX's tiles of outputs whose sums are stored before their epilogue."""
-
 GROUP = 4
 """Bytes of K that AMX multiplies at a time: an int32 of B has as many."""
 
