@@ -11,15 +11,16 @@ from r18.graph.ops import Layout, Problem, Shape
 from r18.graph.quantized import QuantizedConvMaxPool
 from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.conv_maxpool import Cut, cut, shapes
-from r18_numba_cpu.integers import gemm, packing
+from r18_numba_cpu.integers import gemm, packing, tiles
 from r18_numba_cpu.kernels.arguments import packed_numbers
 from r18_numba_cpu.packing import Arrays, problem_of, tile_size
 
 
 def blocks(op: QuantizedConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
-    """The blocks of a problem. read: (N, H, W, C)."""
+    """The blocks of a problem, of `tiles.stacked` rows. read: (N, H, W, C)."""
     made, written = shapes(op, read)
-    conv = gemm.conv_shape(op.conv, read, made)
+    stack = packing.stack_of(op.conv.conv, group)
+    conv, _ = tiles.stacked(gemm.conv_shape(op.conv, read, made), stack)
     pool = problem_of(op.pool, made, written)[1]
 
     def after(rows: int) -> int:
@@ -51,7 +52,8 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
 def pack(op: QuantizedConvMaxPool, weights: Arrays, group: int) -> Arrays:
     """The convolution's packed weights, and the image's scale or its table as bytes."""
     conv, maker = weights[:3], weights[3:]
-    return *packing.pack(op.conv, conv, group), maker[0] if maker else np.zeros(1, np.int8)
+    stack = packing.stack_of(op.conv.conv, group)
+    return *packing.pack(op.conv, conv, group, stack), maker[0] if maker else np.zeros(1, np.int8)
 
 
 @lru_cache(maxsize=1024)
@@ -65,7 +67,9 @@ def _arguments(
     numbers = packed_numbers(found.conv, found.blocking, how, gemm.sums_size(group), *extra)
     *_, line = (nbytes // most_threads() for nbytes in sizes(found, group))
     flip = int(packing.flip_of(op.output_storage))
-    pooling = (*found.pool, found.rows, line, op.of_pixels, flip)
+    stack = packing.stack_of(op.conv.conv, group)
+    shift = tiles.stacked(gemm.conv_shape(op.conv, read, shapes(op, read)[0]), stack)[1]
+    pooling = (*found.pool, found.rows, line, op.of_pixels, flip, stack, shift)
     ends = tuple(np.cumsum(sizes(found, group)).tolist())
     return np.array(numbers, np.int64), np.array(pooling, np.int64), ends
 

@@ -11,7 +11,7 @@ from r18.backend import Array
 from r18.graph.ops import Conv2d
 from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
 from r18_numba_cpu.compiled import module
-from r18_numba_cpu.integers.tiles import padded
+from r18_numba_cpu.integers import tiles
 from r18_numba_cpu.packing import Arrays, panels, round_up
 
 FLIP = 128
@@ -56,21 +56,33 @@ def plain_weight(conv: Conv2d, weight: Array) -> Array:
     return found
 
 
-def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> Arrays:
+def stack_of(conv: Conv2d, group: int) -> int:
+    """How many rows of an image a band has in one, for a convolution fused with its pooling."""
+    whole = plain(conv)
+    if group != AMX:
+        return 1
+    return tiles.stack(*whole.kernel_size, whole.in_channels, whole.stride[0])
+
+
+def pack(
+    op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int, stack: int = 1
+) -> Arrays:
     """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the epilogue's operands.
 
     Weights are `PACKED`, with zeros beyond a kernel row. AMX's are groups of four in whole steps of
-    K, as int32.
+    K, as int32. stack: see `tiles.stacked`; kh and C are those of the stacked rows, (C, stack).
     """
     weight = weights[0]
     if isinstance(op, QuantizedConv2d) and op.extras:
         weight = plain_weight(op.conv, weight)
     count = len(weight)
     taps = weight.reshape(count, -1, *weight.shape[2:] or (1, 1)).transpose(2, 3, 1, 0)
-    runs = taps.reshape(len(taps), -1, count)  # (kh, kw·C, O)
+    taps = np.pad(taps, ((0, -len(taps) % stack), *3 * ((0, 0),)))  # (kh, kw, C, O)
+    rows = taps.reshape(-1, stack, *taps.shape[1:]).transpose(0, 2, 3, 1, 4)
+    runs = rows.reshape(len(rows), -1, count)  # (kh, kw·C, O) of stacked rows
     columns = module("micro_kernel").COLUMNS
     together = min(group, VNNI)
-    length = padded(runs.shape[1]) if group == AMX else round_up(runs.shape[1], together)
+    length = tiles.padded(runs.shape[1]) if group == AMX else round_up(runs.shape[1], together)
     whole: Array = np.zeros((len(runs), length, panels(count) * columns), PACKED[group])
     whole[:, : runs.shape[1], :count] = runs
     split = whole.reshape(len(runs), -1, together, panels(count), columns)

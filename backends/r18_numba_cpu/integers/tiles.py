@@ -24,6 +24,35 @@ def padded(length: int) -> int:
     return ceil_div(length, step(length)) * step(length)
 
 
+def stack(kernel_h: int, kernel_w: int, channels: int, stride_h: int) -> int:
+    """How many rows of the image a band has in one, next to each other: 2 if K has fewer steps so.
+
+    A kernel row of few channels fills only a part of a step, and a step takes as long then. Windows
+    two rows apart begin with a row of the band, whether it is one of the image or two.
+    """
+
+    def steps(rows: int) -> int:
+        return ceil_div(kernel_h, rows) * ceil_div(kernel_w * channels * rows, MOST_NBYTES)
+
+    return 2 if stride_h == 2 and steps(2) < steps(1) else 1
+
+
+def stacked(shape: ConvShape, rows: int) -> tuple[ConvShape, int]:
+    """A convolution over an image whose rows are stacked, and which row begins the first stack.
+
+    `rows` rows are one then, of as many times the channels; `rows` divides the stride. The height
+    stays that of the image. Of a kernel that ends within a stack, further weights are 0.
+    """
+    pad = ceil_div(shape.pad_h, rows)
+    found = shape._replace(
+        channels=rows * shape.channels,
+        kernel_h=ceil_div(shape.kernel_h, rows),
+        stride_h=shape.stride_h // rows,
+        pad_h=pad,
+    )
+    return found, rows * pad - shape.pad_h
+
+
 def cover(shape: ConvShape, rows: int, signed: bool) -> Cover:
     """Few tiles for the outputs of a band of `rows` rows.
 

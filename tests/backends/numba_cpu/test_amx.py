@@ -199,6 +199,40 @@ def test_a_configuration_is_one_that_the_cpu_loads() -> None:
             assert nbytes[a] == 4 * rows[b]
 
 
+# -- stacked rows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernel", "channels", "stride", "rows"),
+    [
+        ((7, 7), 3, 2, 2),  # 4 steps of 42 bytes, not 7 of 21
+        ((7, 7), 3, 1, 1),
+        ((7, 7), 3, 3, 1),
+        ((3, 3), 3, 2, 2),
+        ((1, 7), 3, 2, 1),
+        ((2, 4), 8, 2, 2),  # a step of 64, not two of 32
+        ((2, 4), 9, 2, 1),  # two steps of 36 either way
+        ((3, 3), 64, 2, 1),  # 2·6 steps, not 3·3
+    ],
+)
+def test_rows_are_stacked_where_that_takes_fewer_steps(
+    kernel: tuple[int, int], channels: int, stride: int, rows: int
+) -> None:
+    assert tiles.stack(*kernel, channels, stride) == rows
+
+
+@pytest.mark.parametrize(("size", "pad"), product((2, 3, 7), range(4)))
+def test_a_window_begins_with_a_stack(size: int, pad: int) -> None:
+    shape = ConvShape(1, 3, 33, 31, 8, 15, 15, size, 5, 2, 1, pad, 1)
+    assert tiles.stacked(shape, 1) == (shape, 0)
+    found, shift = tiles.stacked(shape, 2)
+    assert (found.channels, found.stride_h, found.height) == (6, 1, 33)
+    for row in range(shape.out_h):
+        first = 2 * (row - found.pad_h) + shift
+        assert first == 2 * row - pad
+        assert first + size <= first + 2 * found.kernel_h <= first + size + 1
+
+
 # -- code --------------------------------------------------------------------------------------
 
 

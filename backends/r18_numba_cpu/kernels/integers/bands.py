@@ -2,6 +2,9 @@
 
 A band's bytes are unsigned for every micro-kernel but AMX's. Signed ones get 128 added as they are
 copied, padding included: they are `flip`ped.
+
+Rows of an `Image` can be stacked: a band's row is then `stack` rows of the image side by side, and
+the bytes of a pixel are in the order (C, stack). See `integers.tiles.stacked`.
 """
 
 from __future__ import annotations
@@ -23,10 +26,17 @@ from r18_numba_cpu.kernels.integers.bytes import (
 )
 from r18_numba_cpu.kernels.integers.requantize import store_quantized, widened
 from r18_numba_cpu.kernels.jit import function, overload
-from r18_numba_cpu.kernels.vector import LANES, broadcast, intrinsic, load_lanes, store_lanes
+from r18_numba_cpu.kernels.vector import (
+    LANES,
+    broadcast,
+    copy_run,
+    intrinsic,
+    load_lanes,
+    store_lanes,
+)
 
-RGB = 3
-"""The channels whose planes are interleaved a vector at a time."""
+RGB, TWO = 3, 2
+"""The channels whose planes are interleaved a vector at a time, and how many rows at most."""
 
 PIXEL_VALUES = 256
 
@@ -47,12 +57,15 @@ class Image(NamedTuple):
     x: bytes of either sign or float32, (N, C, H, W); or pixels, (N, H, W, C).
     maker: the scale of float32, (1,), or the table of pixels, (C, 256) as bytes; else not read.
     of_pixels: whether bytes are pixels. flip: of `Bytes`.
+    stack: rows of the image in a row of a band. shift: which row begins the band's row 0.
     """
 
     x: Any
     maker: Any
     of_pixels: bool
     flip: np.uint8
+    stack: int
+    shift: int
 
 
 def put(scratch, at, value, lanes):
@@ -81,24 +94,43 @@ def fill(scratch, first, count, byte):
 
 
 @intrinsic
-def woven(typing: Any, red: Any, green: Any, blue: Any, part: Any) -> Any:
-    """Bytes part·LANES … (part + 1)·LANES − 1 of r₀g₀b₀r₁g₁b₁…, of three vectors."""
-    if not isinstance(part, types.IntegerLiteral):
+def woven(typing: Any, red: Any, green: Any, blue: Any, size: Any, part: Any) -> Any:
+    """Bytes part·LANES … (part + 1)·LANES − 1 of r₀g₀b₀r₁g₁b₁…, each of `size` bytes."""
+    if not all(isinstance(value, types.IntegerLiteral) for value in (size, part)):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        def shuffled(a: Any, b: Any, lanes: list[int]) -> Any:
-            mask = ir.Constant(ir.VectorType(INT32, len(lanes)), lanes)
-            return builder.shuffle_vector(a, b, mask)
-
         both = list(range(2 * LANES))
-        two = shuffled(values[0], values[1], both)
-        third = shuffled(values[2], ir.Constant(BYTES, None), both)
-        first = part.literal_value * LANES
-        sources = [divmod(first + at, RGB) for at in range(LANES)]  # a lane, of a plane
-        return shuffled(two, third, [plane * LANES + lane for lane, plane in sources])
+        two = _shuffled(builder, values[0], values[1], both)
+        third = _shuffled(builder, values[2], ir.Constant(BYTES, None), both)
+        sources = []  # a lane, of a plane
+        for at in range(part.literal_value * LANES, (part.literal_value + 1) * LANES):
+            element, byte = divmod(at, size.literal_value)
+            pixel, plane = divmod(element, RGB)
+            sources.append(plane * LANES + pixel * size.literal_value + byte)
+        return _shuffled(builder, two, third, sources)
 
-    return byte_vector(byte_vector, byte_vector, byte_vector, part), generate
+    return byte_vector(byte_vector, byte_vector, byte_vector, size, part), generate
+
+
+@intrinsic
+def paired(typing: Any, a: Any, b: Any, half: Any) -> Any:
+    """a₀b₀a₁b₁…, of half of the lanes of two vectors."""
+    if not isinstance(half, types.IntegerLiteral):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        first = half.literal_value * LANES // 2
+        sources = [v * LANES + first + lane for lane in range(LANES // 2) for v in (0, 1)]
+        return _shuffled(builder, *values[:2], sources)
+
+    return byte_vector(byte_vector, byte_vector, half), generate
+
+
+def _shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    """Lanes of two vectors, those of the second counted on from the first's."""
+    mask = ir.Constant(ir.VectorType(INT32, len(lanes)), lanes)
+    return builder.shuffle_vector(a, b, mask)
 
 
 @function
@@ -108,29 +140,61 @@ def put_first(scratch, at, value, lanes):
         put(scratch, at, value, min(LANES, lanes))
 
 
+def putting(size: int) -> Any:
+    """A function that puts three vectors of elements of `size` bytes as r₀g₀b₀r₁g₁b₁…."""
+
+    @function
+    def put_woven(scratch, to, red, green, blue, left):
+        """left: the bytes that are left to be put."""
+        put_first(scratch, to, woven(red, green, blue, size, 0), left)
+        put_first(scratch, to + LANES, woven(red, green, blue, size, 1), left - LANES)
+        put_first(scratch, to + 2 * LANES, woven(red, green, blue, size, 2), left - 2 * LANES)
+
+    return put_woven
+
+
+put_bytes, put_pairs = putting(1), putting(TWO)
+
+
 @function
-def interleave(planes, at, pitch, count, channels, flip, scratch, to):
-    """scratch[to + C·p + c] = planes[at + pitch·c + p], flipped, for p < count and c < C."""
-    if channels != RGB:
+def interleave(planes, at, pitch, count, channels, stack, flip, scratch, to):
+    """scratch[to + C·p + c] = planes[at + pitch·c + p], flipped, for p < count and c < C.
+
+    C: `channels`, of which `stack` are one channel of as many rows.
+    """
+    if channels != RGB * stack or stack > TWO:
         for c in range(channels):
             for p in range(count):
                 scratch[to + p * channels + c] = planes[at + c * pitch + p] ^ flip
         return
     for p in range(0, count, LANES):
-        lanes, here = min(LANES, count - p), to + RGB * p
-        red = flipped(load_bytes(planes, at + p, lanes), flip)
-        green = flipped(load_bytes(planes, at + pitch + p, lanes), flip)
-        blue = flipped(load_bytes(planes, at + 2 * pitch + p, lanes), flip)
-        left = RGB * lanes
-        put_first(scratch, here, woven(red, green, blue, 0), left)
-        put_first(scratch, here + LANES, woven(red, green, blue, 1), left - LANES)
-        put_first(scratch, here + 2 * LANES, woven(red, green, blue, 2), left - 2 * LANES)
+        lanes, here, first = min(LANES, count - p), to + channels * p, at + p
+        red = flipped(load_bytes(planes, first, lanes), flip)
+        green = flipped(load_bytes(planes, first + stack * pitch, lanes), flip)
+        blue = flipped(load_bytes(planes, first + 2 * stack * pitch, lanes), flip)
+        left = channels * lanes
+        if stack == 1:
+            put_bytes(scratch, here, red, green, blue, left)
+        else:
+            first += pitch
+            red_2 = flipped(load_bytes(planes, first, lanes), flip)
+            green_2 = flipped(load_bytes(planes, first + stack * pitch, lanes), flip)
+            blue_2 = flipped(load_bytes(planes, first + 2 * stack * pitch, lanes), flip)
+            put_pairs(
+                scratch, here, paired(red, red_2, 0), paired(green, green_2, 0),
+                paired(blue, blue_2, 0), left,
+            )  # fmt: skip
+            put_pairs(
+                scratch, here + RGB * LANES, paired(red, red_2, 1), paired(green, green_2, 1),
+                paired(blue, blue_2, 1), left - RGB * LANES,
+            )  # fmt: skip
 
 
 def put_row(image, sample, row, count, shape, line, scratch, to):
     """scratch[to:] = the integers of the first `count` pixels of a row of the image.
 
-    line: scratch, bytes: as many as these integers, of an `Image` of float32.
+    row: the first of those that are stacked, if they are. line: scratch, bytes: as many as these
+    integers, of an `Image`.
     """
     raise NotImplementedError("compiled only")
 
@@ -148,53 +212,84 @@ def _put_row(image, sample, row, count, shape, line, scratch, to):
                 put(scratch, to + at, value, lanes)
 
         return of_pixels_in_order
+
+    def of_planes(image, sample, row, count, shape, line, scratch, to):
+        channels = shape.channels // image.stack
+        for c in range(channels):
+            for r in range(image.stack):
+                plane = (c * image.stack + r) * count
+                if 0 <= row + r < shape.height:
+                    put_plane(image, sample, c, channels, row + r, count, shape, line, plane)
+                else:
+                    fill(line, plane, count, np.uint8(0))
+        interleave(line, 0, count, count, shape.channels, image.stack, image.flip, scratch, to)
+
+    return of_planes
+
+
+def put_plane(image, sample, c, channels, row, count, shape, line, to):
+    """line[to:] = the integers of channel c of the first `count` pixels of a row of the image."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(put_plane)
+def _put_plane(image, sample, c, channels, row, count, shape, line, to):
     if image.types[0].dtype == types.float32:
 
-        def of_numbers(image, sample, row, count, shape, line, scratch, to):
+        def of_numbers(image, sample, c, channels, row, count, shape, line, to):
             divisor = broadcast(image.maker[0])
-            for c in range(shape.channels):
-                source = ((sample * shape.channels + c) * shape.height + row) * shape.width
-                for p in range(0, count, LANES):
-                    lanes = min(LANES, count - p)
-                    number = load_lanes(image.x, source + p, lanes) / divisor
-                    store_quantized(number, line, c * count + p, lanes, LOWEST, HIGHEST)
-            interleave(line, 0, count, count, shape.channels, image.flip, scratch, to)
+            source = ((sample * channels + c) * shape.height + row) * shape.width
+            for p in range(0, count, LANES):
+                lanes = min(LANES, count - p)
+                number = load_lanes(image.x, source + p, lanes) / divisor
+                store_quantized(number, line, to + p, lanes, LOWEST, HIGHEST)
 
         return of_numbers
 
-    def of_bytes(image, sample, row, count, shape, line, scratch, to):
+    def of_bytes(image, sample, c, channels, row, count, shape, line, to):
         if image.of_pixels:
-            source = (sample * shape.height + row) * shape.width * shape.channels
+            source = (sample * shape.height + row) * shape.width * channels + c
             for p in range(count):
-                for c in range(shape.channels):
-                    at = p * shape.channels + c
-                    value = image.maker[c * PIXEL_VALUES + image.x[source + at]]
-                    scratch[to + at] = value ^ image.flip
+                value = image.x[source + p * channels]
+                line[to + p] = image.maker[c * PIXEL_VALUES + value]
         else:
-            plane = shape.height * shape.width
-            source = sample * shape.channels * plane + row * shape.width
-            interleave(image.x, source, plane, count, shape.channels, image.flip, scratch, to)
+            source = ((sample * channels + c) * shape.height + row) * shape.width
+            copy_run(image.x, source, line, to, count)
 
     return of_bytes
 
 
+def rows_of(image):
+    """The rows of the image in a row of a band, and which begins the band's row 0."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(rows_of)
+def _rows_of(image):
+    if image.instance_class is Bytes:
+        return lambda image: (1, 0)
+    return lambda image: (image.stack, image.shift)
+
+
 @function
 def copy_band(image, sample, top, rows, row_length, shape, line, scratch, band):
-    """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
+    """Make `rows` rows of the padded image, from row `top` on, in scratch[band:].
 
     image: `Bytes` or an `Image`. line: see `put_row`. A row of the band has `row_length` elements,
     (pixels, channels). Rows that fall between two windows are skipped, because no tap reads them.
+    Of stacked rows, `top` and shape count each stack as one, but for the image's height.
     """
+    stack, shift = rows_of(image)
     left = min(shape.pad_w, row_length // shape.channels)  # a narrow window may see only padding
     count = min(shape.width, row_length // shape.channels - left)
     first, end = left * shape.channels, (left + count) * shape.channels
     for row in range(rows):
         if row % shape.stride_h >= shape.kernel_h:
             continue
-        to = band + row * row_length
-        if top + row < 0 or top + row >= shape.height:
+        to, source = band + row * row_length, (top + row) * stack + shift
+        if source + stack <= 0 or source >= shape.height:
             fill(scratch, to, row_length, image.flip)
             continue
         fill(scratch, to, first, image.flip)
-        put_row(image, sample, top + row, count, shape, line, scratch, to + first)
+        put_row(image, sample, source, count, shape, line, scratch, to + first)
         fill(scratch, to + end, row_length - end, image.flip)

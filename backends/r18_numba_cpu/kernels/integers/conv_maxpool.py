@@ -30,8 +30,8 @@ def conv_maxpool(
     with blocks of one sample and all panels, and at most blocking.rows rows of the convolution.
     residual_multiplier: (1,); there is no residual. made: these rows, and lines: a row of them or
     of the image, for each worker. pooling: a `ConvShape` of the pooling, the rows of pooled outputs
-    in a block, the bytes of a line, whether bytes are pixels, and 128 if the outputs are signed, as
-    int64.
+    in a block, the bytes of a line, whether bytes are pixels, 128 if the outputs are signed, and
+    `stack` and `shift` of an `Image`, as int64.
     """
     # NOTE: made here, because `prange` takes a named tuple only from where it is made.
     n = numbers
@@ -46,7 +46,7 @@ def conv_maxpool(
     pool = ConvShape(
         p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[11], p[12]
     )
-    line_size, of_pixels, flip = p[14], p[15] != 0, np.uint8(p[16])
+    line_size, of_pixels, flip, stack, shift = p[14], p[15] != 0, np.uint8(p[16]), p[17], p[18]
     made_size = blocking.rows * shape.out_w * shape.outputs
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
     group = 4 // weight.itemsize  # 32 bits of B, but for AMX
@@ -59,7 +59,7 @@ def conv_maxpool(
         terms = Terms(bias, multiplier, conv, residual_multiplier, conv, how)
         slot = scratch[worker * blocking.slot : (worker + 1) * blocking.slot]
         make_blocks(
-            counters, worker, Image(x, maker, of_pixels, how.flip), shape, blocking, pool, p[13],
-            length, weight, sums, worker * n[SUMS], slot, ROWS * COLUMNS, conv, line, terms,
-            numbers, out, flip,
+            counters, worker, Image(x, maker, of_pixels, how.flip, stack, shift), shape, blocking,
+            pool, p[13], length, weight, sums, worker * n[SUMS], slot, ROWS * COLUMNS, conv, line,
+            terms, numbers, out, flip,
         )  # fmt: skip
