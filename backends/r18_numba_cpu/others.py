@@ -104,8 +104,9 @@ def line_nbytes(problem: Problem) -> int:
     return most_threads() * width * channels * FLOAT_NBYTES
 
 
-POOL: dict[str, Any] = {"scratch": line_nbytes, "edges": (3, VECTOR, PANEL)}
-"""Fields of max-pooling kernels; the edge 3 is the rows of a window that are read together."""
+POOL: dict[str, Any] = {"scratch": line_nbytes, "edges": (3, VECTOR, 2 * VECTOR, 4 * VECTOR)}
+"""Fields of max-pooling kernels. Edges: of a window of 3 columns, the last two are read together,
+and a vector has 16 float32, 32 bfloat16 or 64 bytes."""
 
 
 def gap(op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:

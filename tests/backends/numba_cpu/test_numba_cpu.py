@@ -264,21 +264,28 @@ POOLS = [kernel for name, kernel in KERNELS.items() if name.startswith("maxpool2
 
 
 @pytest.mark.parametrize("kernel", POOLS, ids=lambda kernel: kernel.id)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7])
-def test_maxima_of_any_window_are_exact(backend: Backend, kernel: Kernel, size: int) -> None:
-    """Max-pooling is exact for any window: NaN of either sign wins, and −∞ loses to all."""
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("channels", [6, 17, 32, 63, 64, 65])
+def test_maxima_of_any_window_are_exact(
+    backend: Backend, kernel: Kernel, size: int, channels: int
+) -> None:
+    """Max-pooling is exact for any window: NaN of either sign wins, −∞ loses to all, −0 stays."""
     op = MaxPool2d((size, size), stride=(2, 2), padding=(size // 2, size // 2))
-    problem = Problem(op, ((2, 17, 9, 8),))
+    problem = Problem(op, ((2, channels, 9, 8),))
     case = make_case(kernel, problem, "normal", 0)
     x = case.inputs[0].astype(np.float32)
     x[0, 0, 0, 0], x[0, 1, 4, 4], x[0, 2, 2, 2] = -np.nan, np.nan, np.inf
     x[0, 3], x[1, 4], x[1, 5] = -np.inf, -np.abs(x[1, 4]), -np.nan
+    x[0, 5], x[1, 3] = -0.0, 0.0
+    x[1, 3, 1::2] = x[1, 3, :, 1:7:2] = -0.0  # each window still has a +0
     given = replace(case, inputs=(x.astype(case.inputs[0].dtype),))
     got = observe(backend, kernel, given).output.astype(np.float32)
     x = given.inputs[0].astype(np.float32)
     padded = np.pad(x, ((0, 0), (0, 0), *((size // 2,) * 2,) * 2), constant_values=-np.inf)
     windows = sliding_window_view(padded, (size, size), (2, 3))[:, :, ::2, ::2]
     np.testing.assert_array_equal(got, windows.max((4, 5))[:, :, : got.shape[2], : got.shape[3]])
+    assert np.signbit(got[0, 5]).all()
+    assert not np.signbit(got[1, 3]).any()
 
 
 def test_channels_are_shared_out_where_bands_are_few(backend: Backend) -> None:

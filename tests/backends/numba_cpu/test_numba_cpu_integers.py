@@ -271,6 +271,15 @@ def test_every_end_of_what_is_no_convolution(backend: Backend) -> None:
         result(backend, kernel, problem, kinds[index % len(kinds)], seed=index)
 
 
+@pytest.mark.parametrize("stored", STORAGES)
+@pytest.mark.parametrize("channels", [1, 31, 32, 33, 63, 64, 65, 129])
+def test_maxima_of_any_window_and_vector(backend: Backend, stored: str, channels: int) -> None:
+    kernel = KERNELS["qmaxpool2d/direct/int8"]
+    for height, width in product(range(1, 6), repeat=2):
+        op = MaxPool2d((height, width), (2, 2), (height // 2, width // 2))
+        result(backend, kernel, Problem(QuantizedMaxPool2d(op, stored), ((2, channels, 7, 8),)))
+
+
 # -- cuts: they decide how fast, never what, is computed ---------------------------------------
 
 
