@@ -38,6 +38,7 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18.graph.resnet import resnet18, tiny
+from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
 from r18_numba_cpu import Backend, blocking, compiled, without
 from r18_numba_cpu.integers import BY_AMX, BY_VNNI, BY_WORDS, gemm
@@ -278,6 +279,36 @@ def test_maxima_of_any_window_and_vector(backend: Backend, stored: str, channels
     for height, width in product(range(1, 6), repeat=2):
         op = MaxPool2d((height, width), (2, 2), (height // 2, width // 2))
         result(backend, kernel, Problem(QuantizedMaxPool2d(op, stored), ((2, channels, 7, 8),)))
+
+
+def scales() -> list[np.float32]:
+    """Every size of a scale: random significands, and the ends of what has a finite inverse."""
+    rng = np.random.default_rng(0)
+    sizes = np.exp2(rng.uniform(-149, 128, 100)), rng.uniform(0.005, 0.05, 100), 2.0**-6, 3, 1e-45
+    ends = np.float32([2.0**-128, 2.0**-126, 1, 2.0**126, 2.0**127, np.finfo(np.float32).max])
+    beside = [np.nextafter(ends[:-1], np.float32(to)) for to in (0, np.inf)]
+    return list(np.concatenate([np.hstack(sizes).astype(np.float32), ends, *beside]))
+
+
+def test_the_integer_of_a_quotient_is_that_of_a_division(backend: Backend) -> None:
+    """Ties, and up to two floats from them; any bits; NaN, which becomes −128, and infinities."""
+    kernel = KERNELS["quantize/divide/int8/from_nchw"]
+    rng = np.random.default_rng(0)
+    ties = np.arange(-300, 300) + 0.5
+    ends = np.array([0.0, -0.0, 1e-45, 3.4e38, np.inf, np.nan], np.float32)
+    for scale in scales():
+        with np.errstate(over="ignore"):
+            x = (ties * float(scale)).astype(np.float32)
+        bits = rng.integers(0, 2**32, 1000, np.uint32).view(np.float32)
+        near = [(x.view(np.int32) + step).view(np.float32) for step in (-2, -1, 0, 1, 2)]
+        x = np.concatenate([*near, bits, ends, -ends])
+        with np.errstate(all="ignore"):
+            integers = np.rint(x / scale).clip(-128, 127)
+        expected = np.where(np.isnan(integers), -128, integers).astype(np.int8)
+        problem = Problem(Quantize(), ((1, 1, 1, x.size),))
+        weights = np.array([scale])
+        got = run_kernel(backend, kernel, problem, x.reshape(problem.inputs[0]), weights)
+        np.testing.assert_array_equal(got.reshape(-1), expected, f"scale {scale}")
 
 
 # -- cuts: they decide how fast, never what, is computed ---------------------------------------

@@ -24,24 +24,15 @@ from r18_numba_cpu.kernels.integers.bytes import (
     repeated,
     store_bytes,
 )
-from r18_numba_cpu.kernels.integers.requantize import store_quantized, widened
+from r18_numba_cpu.kernels.integers.quantize import quantize_run, scale_of
+from r18_numba_cpu.kernels.integers.requantize import widened
 from r18_numba_cpu.kernels.jit import function, overload
-from r18_numba_cpu.kernels.vector import (
-    LANES,
-    broadcast,
-    copy_run,
-    intrinsic,
-    load_lanes,
-    store_lanes,
-)
+from r18_numba_cpu.kernels.vector import LANES, copy_run, intrinsic, store_lanes
 
 RGB, TWO = 3, 2
 """The channels whose planes are interleaved a vector at a time, and how many rows at most."""
 
 PIXEL_VALUES = 256
-
-LOWEST, HIGHEST = np.float32(-128), np.float32(127)
-"""The ends of int8."""
 
 
 class Bytes(NamedTuple):
@@ -237,12 +228,8 @@ def _put_plane(image, sample, c, channels, row, count, shape, line, to):
     if image.types[0].dtype == types.float32:
 
         def of_numbers(image, sample, c, channels, row, count, shape, line, to):
-            divisor = broadcast(image.maker[0])
             source = ((sample * channels + c) * shape.height + row) * shape.width
-            for p in range(0, count, LANES):
-                lanes = min(LANES, count - p)
-                number = load_lanes(image.x, source + p, lanes) / divisor
-                store_quantized(number, line, to + p, lanes, LOWEST, HIGHEST)
+            quantize_run(image.x, source, scale_of(image.maker[0]), line, to, count)
 
         return of_numbers
 

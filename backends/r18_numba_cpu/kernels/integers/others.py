@@ -6,15 +6,16 @@ import numpy as np
 from numba import prange
 
 from r18_numba_cpu.kernels.blocks import begin_count
-from r18_numba_cpu.kernels.integers.bands import HIGHEST, LOWEST, PIXEL_VALUES
+from r18_numba_cpu.kernels.integers.bands import PIXEL_VALUES
 from r18_numba_cpu.kernels.integers.bytes import load_bytes
+from r18_numba_cpu.kernels.integers.quantize import quantize_run, scale_of
 from r18_numba_cpu.kernels.integers.requantize import (
     add_bytes,
     load_number,
     store_quantized,
 )
 from r18_numba_cpu.kernels.jit import kernel
-from r18_numba_cpu.kernels.vector import LANES, broadcast, fetch_add, load_lanes
+from r18_numba_cpu.kernels.vector import LANES, broadcast, fetch_add
 
 
 @kernel
@@ -47,20 +48,17 @@ def quantize(x, scale, out, rows, samples, channels, pixels, counters, span):
     """
     spans = (pixels + span - 1) // span
     items = samples * spans
-    divisor = broadcast(scale[0])
     workers = begin_count(counters)
     for worker in prange(workers):
         row = rows[worker * span : (worker + 1) * span]
+        divisor = scale_of(scale[0])
         item = fetch_add(counters, 0)
         while item < items:
             sample, first = item // spans, item % spans * span
             count = min(span, pixels - first)
             for c in range(channels):
                 source = (sample * channels + c) * pixels + first
-                for p in range(0, count, LANES):
-                    lanes = min(LANES, count - p)
-                    number = load_lanes(x, source + p, lanes) / divisor
-                    store_quantized(number, row, p, lanes, LOWEST, HIGHEST)
+                quantize_run(x, source, divisor, row, 0, count)
                 to, step = np.uintp((sample * pixels + first) * channels + c), np.uintp(channels)
                 for p in range(np.uintp(count)):
                     out[to + p * step] = row[p]
