@@ -221,7 +221,7 @@ def test_rows_are_stacked_where_that_takes_fewer_steps(
     assert tiles.stack(*kernel, channels, stride) == rows
 
 
-@pytest.mark.parametrize(("size", "pad"), product((2, 3, 7), range(4)))
+@pytest.mark.parametrize(("size", "pad"), list(product((2, 3, 7), range(4))))
 def test_a_window_begins_with_a_stack(size: int, pad: int) -> None:
     shape = ConvShape(1, 3, 33, 31, 8, 15, 15, size, 5, 2, 1, pad, 1)
     assert tiles.stacked(shape, 1) == (shape, 0)

@@ -27,7 +27,7 @@ from r18_numba_cpu.kernels.integers.bytes import (
 from r18_numba_cpu.kernels.integers.quantize import quantize_run, scale_of
 from r18_numba_cpu.kernels.integers.requantize import widened
 from r18_numba_cpu.kernels.jit import function, overload
-from r18_numba_cpu.kernels.vector import LANES, copy_run, intrinsic, store_lanes
+from r18_numba_cpu.kernels.vector import LANES, intrinsic, store_lanes
 
 RGB, TWO = 3, 2
 """The channels whose planes are interleaved a vector at a time, and how many rows at most."""
@@ -113,7 +113,7 @@ def paired(typing: Any, a: Any, b: Any, half: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         first = half.literal_value * LANES // 2
         sources = [v * LANES + first + lane for lane in range(LANES // 2) for v in (0, 1)]
-        return _shuffled(builder, *values[:2], sources)
+        return _shuffled(builder, values[0], values[1], sources)
 
     return byte_vector(byte_vector, byte_vector, half), generate
 
@@ -223,7 +223,7 @@ def put_plane(image, sample, c, channels, row, count, shape, line, to):
     raise NotImplementedError("compiled only")
 
 
-@overload(put_plane)
+@overload(put_plane, inline=True)
 def _put_plane(image, sample, c, channels, row, count, shape, line, to):
     if image.types[0].dtype == types.float32:
 
@@ -241,7 +241,9 @@ def _put_plane(image, sample, c, channels, row, count, shape, line, to):
                 line[to + p] = image.maker[c * PIXEL_VALUES + value]
         else:
             source = ((sample * channels + c) * shape.height + row) * shape.width
-            copy_run(image.x, source, line, to, count)
+            for p in range(0, count, LANES):
+                lanes = min(LANES, count - p)
+                store_bytes(line, to + p, load_bytes(image.x, source + p, lanes), lanes)
 
     return of_bytes
 
