@@ -36,7 +36,7 @@ SPILL, RELOAD = re.compile(r"-byte (?:Folded )?Spill"), re.compile(r"-byte (?:Fo
 
 @dataclass(frozen=True)
 class Loop:
-    """An innermost loop.
+    """An innermost loop of those that multiply, without loops in it that do not.
 
     products: instructions that multiply. spills, reloads: registers that are written to the stack
     and read from it. lines: the assembly, without comments on anything else.
@@ -52,8 +52,8 @@ class Loop:
 def inner_loops(code: HostCode) -> tuple[Loop, ...]:
     """The innermost loops that multiply: those with the most products first, then the shortest.
 
-    A loop is the code between a label and a jump back to it; it is an innermost one if it contains
-    no other.
+    A loop is the code between a label and a jump back to it. It is an innermost one if it contains
+    no other that multiplies; what others it contains, an epilogue between products, is left out.
     """
     lines = code.assembly.splitlines()
     labels = {found[1]: at for at, line in enumerate(lines) if (found := LABEL.match(line))}
@@ -64,14 +64,20 @@ def inner_loops(code: HostCode) -> tuple[Loop, ...]:
         if labels.get(target, at) < at:
             ends[labels[target]] = at  # the last jump back ends it
     spans = sorted(ends.items())
-    inner = [
-        (first, last)
+    inside = {
+        (first, last): [
+            (a, b) for a, b in spans if first <= a and b <= last and (a, b) != (first, last)
+        ]
         for first, last in spans
-        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in spans)
-    ]
-    loops = (_loop(lines[first : last + 1], code.instruction) for first, last in inner)
-    multiplying = [loop for loop in loops if loop.products]
-    return tuple(sorted(multiplying, key=lambda loop: (-loop.products, loop.instructions)))
+    }
+    multiplying: dict[tuple[int, int], Loop] = {}
+    for first, last in spans:
+        others = {at for a, b in inside[first, last] for at in range(a, b + 1)}
+        own = [line for at, line in enumerate(lines[first : last + 1], first) if at not in others]
+        loop = _loop(own, code.instruction)
+        multiplying |= {(first, last): loop} if loop.products else {}
+    inner = [loop for span, loop in multiplying.items() if not multiplying.keys() & inside[span]]
+    return tuple(sorted(inner, key=lambda loop: (-loop.products, loop.instructions)))
 
 
 def _loop(lines: Sequence[str], instruction: str) -> Loop:

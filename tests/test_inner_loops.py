@@ -41,6 +41,16 @@ kernel:
 \tjne\t.LBB0_5
 \tretq
 """
+BESIDE = """
+.LBB2_1:
+\ttdpbusd\t%tmm6, %tmm4, %tmm0
+\tmovq\t8(%rsp), %rax                  # 8-byte Reload
+.LBB2_2:
+\tvmovups\t%zmm3, 64(%rsp)             # 64-byte Spill
+\tjne\t.LBB2_2
+\taddq\t$1, %rcx
+\tjne\t.LBB2_1
+"""
 ARM = """
 LBB3_7:
 \tldr\tq0, [x1], #16                     // 16-byte Folded Reload
@@ -62,6 +72,14 @@ def test_only_innermost_loops_that_multiply() -> None:
     # A loop with two jumps back to it or out of it is still one loop.
     assert (second.products, second.instructions, second.spills) == (1, 4, 0)
     assert inner_loops(HostCode("vpdpbusd", NESTED)) == ()
+
+
+def test_a_loop_that_does_not_multiply_is_left_out_of_one_that_does() -> None:
+    (loop,) = inner_loops(HostCode("tdpbusd", BESIDE))
+    assert (loop.products, loop.instructions, loop.spills, loop.reloads) == (1, 4, 0, 1)
+    assert [line.split()[0] for line in loop.lines] == [
+        ".LBB2_1:", "tdpbusd", "movq", "addq", "jne"
+    ]  # fmt: skip
 
 
 def test_other_assemblers() -> None:
