@@ -12,22 +12,26 @@ from r18.graph.quantized import QuantizedConvMaxPool
 from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.conv_maxpool import Cut, cut, shapes
 from r18_numba_cpu.integers import gemm, packing, tiles
-from r18_numba_cpu.kernels.arguments import packed_numbers
+from r18_numba_cpu.kernels.arguments import ConvShape, packed_numbers
 from r18_numba_cpu.packing import Arrays, problem_of, tile_size
 
 
 def blocks(op: QuantizedConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
-    """The blocks of a problem, of `tiles.stacked` rows. read: (N, H, W, C)."""
-    made, written = shapes(op, read)
-    stack = packing.stack_of(op.conv.conv, group)
-    conv, _ = tiles.stacked(gemm.conv_shape(op.conv, read, made), stack)
-    pool = problem_of(op.pool, made, written)[1]
+    """The blocks of a problem. read: (N, H, W, C)."""
+    conv, _ = stacked(op, read, group)
+    pool = problem_of(op.pool, *shapes(op, read))[1]
 
     def after(rows: int) -> int:
         return gemm.beyond(conv, rows, group)
 
     itemsize = gemm.scratch_dtype(group).itemsize
     return cut(conv, pool, 1, itemsize, threads, after, tile_size())
+
+
+def stacked(op: QuantizedConvMaxPool, read: Shape, group: int) -> tuple[ConvShape, int]:
+    """The convolution over stacked rows, and which row begins the first; see `tiles.stacked`."""
+    shape = gemm.conv_shape(op.conv, read, shapes(op, read)[0])
+    return tiles.stacked(shape, packing.stack_of(op.conv.conv, group))
 
 
 def sizes(found: Cut, group: int) -> tuple[int, ...]:
@@ -52,8 +56,8 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
 def pack(op: QuantizedConvMaxPool, weights: Arrays, group: int) -> Arrays:
     """The convolution's packed weights, and the image's scale or its table as bytes."""
     conv, maker = weights[:3], weights[3:]
-    stack = packing.stack_of(op.conv.conv, group)
-    return *packing.pack(op.conv, conv, group, stack), maker[0] if maker else np.zeros(1, np.int8)
+    packed = packing.pack(op.conv, conv, group, packing.stack_of(op.conv.conv, group))
+    return *packed, maker[0] if maker else np.zeros(1, np.int8)
 
 
 @lru_cache(maxsize=1024)
@@ -67,8 +71,7 @@ def _arguments(
     numbers = packed_numbers(found.conv, found.blocking, how, gemm.sums_size(group), *extra)
     *_, line = (nbytes // most_threads() for nbytes in sizes(found, group))
     flip = int(packing.flip_of(op.output_storage))
-    stack = packing.stack_of(op.conv.conv, group)
-    shift = tiles.stacked(gemm.conv_shape(op.conv, read, shapes(op, read)[0]), stack)[1]
+    stack, (_, shift) = packing.stack_of(op.conv.conv, group), stacked(op, read, group)
     pooling = (*found.pool, found.rows, line, op.of_pixels, flip, stack, shift)
     ends = tuple(np.cumsum(sizes(found, group)).tolist())
     return np.array(numbers, np.int64), np.array(pooling, np.int64), ends

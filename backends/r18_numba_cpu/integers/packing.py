@@ -58,9 +58,9 @@ def plain_weight(conv: Conv2d, weight: Array) -> Array:
 
 def stack_of(conv: Conv2d, group: int) -> int:
     """How many rows of an image a band has in one, for a convolution fused with its pooling."""
-    whole = plain(conv)
     if group != AMX:
         return 1
+    whole = plain(conv)
     return tiles.stack(*whole.kernel_size, whole.in_channels, whole.stride[0])
 
 

@@ -25,10 +25,10 @@ def padded(length: int) -> int:
 
 
 def stack(kernel_h: int, kernel_w: int, channels: int, stride_h: int) -> int:
-    """How many rows of the image a band has in one, next to each other: 2 if K has fewer steps so.
+    """How many rows of the image a band has in one, side by side: 2 if K has fewer steps so.
 
-    A kernel row of few channels fills only a part of a step, and a step takes as long then. Windows
-    two rows apart begin with a row of the band, whether it is one of the image or two.
+    A kernel row of few channels fills only a part of a step, which takes as long. With a stride of
+    2 every window begins with a row of the band, also if that is two of the image.
     """
 
     def steps(rows: int) -> int:

@@ -323,20 +323,21 @@ def banded(store_sums: Any) -> Any:
         tiles = rows // lines * each
         size = cover.height * COLUMNS
         most = TILES * cover.height
-        share = (most + depth.runs * steps - 1) // (depth.runs * steps)
         summed = sums = c_at  # where the sums before begin, and where these do
         stored = 0  # how many rows they have
         configure(numbers, configuration)
-        # Once more at the end, without tiles: for the epilogue of the last sums.
+        # Once more at the end, without tiles and in one step: for the epilogue of the last sums.
         for first in range(0, tiles + TILES, TILES):
             count = max(0, min(TILES, tiles - first))
+            runs, each_run = (depth.runs, steps) if count > 0 else (1, 1)
+            share = (stored + runs * each_run - 1) // (runs * each_run)
             start = corner(first, each, row_stride, tile_stride)
             following = nbytes * (corner(first + 1, each, row_stride, tile_stride) - start)
             clear_sums(numbers, configuration)
             row, of_b = 0, b_at
-            for run in range(depth.runs):
+            for run in range(runs):
                 of_a = a_at + start + run * depth.stride
-                for _ in range(steps):
+                for _ in range(each_run):
                     multiply_tiles(
                         count, cover.signed, a, of_a, following, nbytes * pixel_stride, b, of_b,
                         numbers, configuration,
