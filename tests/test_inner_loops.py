@@ -41,7 +41,7 @@ kernel:
 \tjne\t.LBB0_5
 \tretq
 """
-BESIDE = """
+WITH_EPILOGUE = """
 .LBB2_1:
 \ttdpbusd\t%tmm6, %tmm4, %tmm0
 \tmovq\t8(%rsp), %rax                  # 8-byte Reload
@@ -75,7 +75,7 @@ def test_only_innermost_loops_that_multiply() -> None:
 
 
 def test_a_loop_that_does_not_multiply_is_left_out_of_one_that_does() -> None:
-    (loop,) = inner_loops(HostCode("tdpbusd", BESIDE))
+    (loop,) = inner_loops(HostCode("tdpbusd", WITH_EPILOGUE))
     assert (loop.products, loop.instructions, loop.spills, loop.reloads) == (1, 4, 0, 1)
     assert [line.split()[0] for line in loop.lines] == [
         ".LBB2_1:", "tdpbusd", "movq", "addq", "jne"

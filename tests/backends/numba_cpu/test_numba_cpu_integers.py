@@ -282,12 +282,13 @@ def test_maxima_of_any_window_and_vector(backend: Backend, stored: str, channels
 
 
 def scales() -> list[np.float32]:
-    """Every size of a scale: random significands, and the ends of what has a finite inverse."""
+    """Scales of every magnitude, and those around the ends of what has a finite inverse."""
     rng = np.random.default_rng(0)
     sizes = np.exp2(rng.uniform(-149, 128, 100)), rng.uniform(0.005, 0.05, 100), 2.0**-6, 3, 1e-45
     ends = np.float32([2.0**-128, 2.0**-126, 1, 2.0**126, 2.0**127, np.finfo(np.float32).max])
-    beside = [np.nextafter(ends[:-1], np.float32(to)) for to in (0, np.inf)]
-    return list(np.concatenate([np.hstack(sizes).astype(np.float32), ends, *beside]))
+    neighbours = [np.nextafter(ends[:-1], np.float32(to)) for to in (0, np.inf)]
+    magnitudes = np.hstack(sizes).astype(np.float32)
+    return list(np.concatenate([magnitudes, ends, *neighbours]))
 
 
 def test_the_integer_of_a_quotient_is_that_of_a_division(backend: Backend) -> None:

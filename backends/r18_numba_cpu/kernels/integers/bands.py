@@ -148,29 +148,35 @@ put_bytes, put_pairs = putting(1), putting(TWO)
 
 
 @function
-def interleave(planes, at, pitch, count, channels, stack, flip, scratch, to):
-    """scratch[to + C·p + c] = planes[at + pitch·c + p], flipped, for p < count and c < C.
+def load_plane(line, at, lanes, flip):
+    """`load_bytes`, flipped."""
+    return flipped(load_bytes(line, at, lanes), flip)
 
-    C: `channels`, of which `stack` are one channel of as many rows.
+
+@function
+def interleave(line, count, channels, stack, flip, scratch, to):
+    """scratch[to + C·p + c] = line[count·c + p], flipped, for p < count and c < C = `channels`.
+
+    `stack` planes that follow each other are one channel, of as many rows.
     """
     if channels != RGB * stack or stack > TWO:
         for c in range(channels):
             for p in range(count):
-                scratch[to + p * channels + c] = planes[at + c * pitch + p] ^ flip
+                scratch[to + p * channels + c] = line[c * count + p] ^ flip
         return
+    green_at, blue_at = stack * count, 2 * stack * count
     for p in range(0, count, LANES):
-        lanes, here, first = min(LANES, count - p), to + channels * p, at + p
-        red = flipped(load_bytes(planes, first, lanes), flip)
-        green = flipped(load_bytes(planes, first + stack * pitch, lanes), flip)
-        blue = flipped(load_bytes(planes, first + 2 * stack * pitch, lanes), flip)
-        left = channels * lanes
+        lanes, here, left = min(LANES, count - p), to + channels * p, channels * (count - p)
+        red = load_plane(line, p, lanes, flip)
+        green = load_plane(line, green_at + p, lanes, flip)
+        blue = load_plane(line, blue_at + p, lanes, flip)
         if stack == 1:
             put_bytes(scratch, here, red, green, blue, left)
         else:
-            first += pitch
-            red_2 = flipped(load_bytes(planes, first, lanes), flip)
-            green_2 = flipped(load_bytes(planes, first + stack * pitch, lanes), flip)
-            blue_2 = flipped(load_bytes(planes, first + 2 * stack * pitch, lanes), flip)
+            second = count + p
+            red_2 = load_plane(line, second, lanes, flip)
+            green_2 = load_plane(line, green_at + second, lanes, flip)
+            blue_2 = load_plane(line, blue_at + second, lanes, flip)
             put_pairs(
                 scratch, here, paired(red, red_2, 0), paired(green, green_2, 0),
                 paired(blue, blue_2, 0), left,
@@ -213,7 +219,7 @@ def _put_row(image, sample, row, count, shape, line, scratch, to):
                     put_plane(image, sample, c, channels, row + r, count, shape, line, plane)
                 else:
                     fill(line, plane, count, np.uint8(0))
-        interleave(line, 0, count, count, shape.channels, image.stack, image.flip, scratch, to)
+        interleave(line, count, shape.channels, image.stack, image.flip, scratch, to)
 
     return of_planes
 
