@@ -111,9 +111,11 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield fused(Conv2d(2, 3, (1, 3), (1, 1), (6, 1)), (1, 2, 1, 5))
         # Several images with one row of outputs each: a block of them is no matrix in the output.
         yield fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
-        # One channel and one column of outputs, with a horizontal stride that is not used.
+        # One channel and one column of outputs, with a horizontal stride that is not used. Then a
+        # stride that is wider than all that the outputs see.
         yield Problem(Conv2d(1, 8, (7, 7), (1, 2), (3, 3)), ((1, 1, 8, 2),))
         yield fused(Conv2d(1, 3, (5, 5), (1, 3), (2, 1)), (2, 1, 5, 3))
+        yield fused(Conv2d(1, 3, (3, 1), (1, 2), (1, 0)), (2, 1, 5, 2))
         # Wider than the images of the network; a batch that is no multiple of 64.
         yield fused(Conv2d(1, 3, (1, 3), (1, 1), (0, 1)), (1, 1, 1, 131))
         yield fused(Conv2d(2, 3, (1, 1)), (67, 2, 1, 2))
