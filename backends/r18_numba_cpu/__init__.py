@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 
 from r18.backend import (
@@ -41,7 +41,14 @@ from r18.backend import Backend as BackendBase
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
 from r18_numba_cpu import assembly, bfloat16, conv, emulation, integers, microbenchmarks
-from r18_numba_cpu.compiled import NAME, CallStream, module, most_threads, vector
+from r18_numba_cpu.compiled import (
+    NAME,
+    CallStream,
+    WorkerMemory,
+    module,
+    most_threads,
+    vector,
+)
 from r18_numba_cpu.others import other_kernels
 
 
@@ -100,6 +107,10 @@ class Backend(BackendBase):
     def host_code(self, kernel: Kernel, problem: Problem) -> HostCode | None:
         """The machine code of convolution and linear kernels; see `r18_numba_cpu.assembly`."""
         return assembly.host_code(kernel, problem)
+
+    @cached_property
+    def memory(self) -> WorkerMemory:
+        return WorkerMemory()
 
     def stream(self) -> CallStream:
         return CallStream()

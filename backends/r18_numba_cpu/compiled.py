@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, HostStream
+from r18.backend import Array, HostMemory, HostStream
 from r18.errors import BackendUnavailable
 from r18_numba_cpu.kernels.arguments import LINE
 
@@ -66,6 +66,17 @@ def recorded() -> Iterator[list[Call]]:
         yield calls
     finally:
         _RECORDED.reset(token)
+
+
+class WorkerMemory(HostMemory):
+    """Host memory of which each worker keeps its part.
+
+    A line that another core has written takes some 100 ns to fetch. Kernels are cut so that a
+    worker reads what it has written; where their buffers share bytes with others of another size,
+    most of what it writes is still in the other core's cache.
+    """
+
+    by_size = 32 << 20  # what the last caches of most CPUs hold
 
 
 class CallStream(HostStream):

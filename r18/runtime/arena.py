@@ -8,7 +8,7 @@ buffer first, each at the lowest offset at which it meets no placed buffer that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from r18.errors import UsageError
@@ -47,8 +47,13 @@ def aligned(nbytes: int, alignment: int) -> int:
     return -(-nbytes // alignment) * alignment
 
 
-def plan_arena(lifetimes: Sequence[Lifetime], alignment: int, *, share: bool = True) -> Arena:
+def plan_arena(
+    lifetimes: Sequence[Lifetime], alignment: int, *, share: bool = True, by_size: int = 0
+) -> Arena:
     """Place every buffer at a multiple of `alignment`; with `share`, reuse bytes over time.
+
+    by_size: where this many bytes suffice for it, only buffers of one size share bytes; see
+    `Memory.by_size`.
 
     Never larger than the sum of the aligned sizes, which is what `share=False` gives. Raises
     `UsageError` for a repeated name, an alignment below 1, or more bytes than a size can count.
@@ -57,19 +62,36 @@ def plan_arena(lifetimes: Sequence[Lifetime], alignment: int, *, share: bool = T
         raise UsageError(f"alignment must be at least 1, got {alignment}")
     if len({life.name for life in lifetimes}) != len(lifetimes):
         raise UsageError("two lifetimes have the same name")
+    order = sorted(lifetimes, key=lambda life: (-life.nbytes, life.first, life.name))
+    if not share:
+        arena = _placed(lifetimes, alignment, lambda one, other: True)
+    else:
+        arena = _placed(order, alignment, _differ_or_meet if by_size else Lifetime.meets)
+        if arena.nbytes > by_size > 0:
+            arena = _placed(order, alignment, Lifetime.meets)
+    if arena.nbytes > MOST_BYTES:
+        raise UsageError(f"an arena of {arena.nbytes} bytes is too large: sizes end at 2⁶³ − 1")
+    return arena
+
+
+def _differ_or_meet(one: Lifetime, other: Lifetime) -> bool:
+    return one.nbytes != other.nbytes or one.meets(other)
+
+
+def _placed(
+    order: Iterable[Lifetime], alignment: int, apart: Callable[[Lifetime, Lifetime], bool]
+) -> Arena:
+    """Each buffer at the lowest offset at which it overlaps none before it that must be apart."""
     offsets: dict[str, int] = {}
     placed: list[Lifetime] = []
     total = 0
-    order = sorted(lifetimes, key=lambda life: (-life.nbytes, life.first, life.name))
-    for life in order if share else lifetimes:
+    for life in order:
         size = aligned(life.nbytes, alignment)
-        rivals = ((offsets[p.name], p) for p in placed if not share or p.meets(life))
+        rivals = ((offsets[p.name], p) for p in placed if apart(p, life))
         spans = ((start, start + aligned(p.nbytes, alignment)) for start, p in rivals)
         offsets[life.name] = _lowest_gap(spans, size)
         placed.append(life)
         total = max(total, offsets[life.name] + size)
-    if total > MOST_BYTES:
-        raise UsageError(f"an arena of {total} bytes is too large: sizes end at 2⁶³ − 1")
     return Arena(offsets, total)
 
 

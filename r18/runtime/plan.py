@@ -290,7 +290,8 @@ def _placed(draft: _Draft, how: Precision) -> Plan:
         Lifetime(f"workspace of {step.name}", size, time, time)
         for step, size, time in zip(steps, scratch, times, strict=True)
     ]
-    arena = plan_arena(lifetimes, draft.backend.memory.alignment, share=options.arena)
+    memory = draft.backend.memory
+    arena = plan_arena(lifetimes, memory.alignment, share=options.arena, by_size=memory.by_size)
     return Plan(
         backend=draft.backend.name,
         schedule=schedule,

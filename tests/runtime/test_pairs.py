@@ -296,8 +296,8 @@ def _one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all steps share the first workspace's offset, which is right for steps in turn."""
     plan_arena = planning.plan_arena
 
-    def shared(lives: Any, alignment: int, *, share: bool = True) -> Any:
-        arena = plan_arena(lives, alignment, share=share)
+    def shared(lives: Any, alignment: int, **how: Any) -> Any:
+        arena = plan_arena(lives, alignment, **how)
         most = max(life.nbytes for life in lives if life.name.startswith("workspace"))
         offsets = {
             name: arena.nbytes if name.startswith("workspace") else offset
