@@ -15,6 +15,10 @@ BAND_NBYTES = 128 << 10
 RESIDENT_NBYTES = 1 << 20
 """Weights of no more than this stay in a core's L2 cache from one band to the next."""
 
+COPIED = 3
+"""Weights that a worker reads in the time that it takes to copy as much of an image to a band, of
+which another worker has written a part."""
+
 BANDS_NBYTES = 768 << 10
 """Where the weights do not, the bands of a block's samples together: these stay in L2."""
 
@@ -25,6 +29,9 @@ def blocks(
 ) -> Blocks:  # fmt: skip
     """Bands as high as the cache holds, and few enough panels that each thread has two blocks.
 
+    Of an image with few weights each thread has its own bands, and reads all weights; of one with
+    many it copies all bands, and reads its own weights.
+
     nbytes: of an element of a band. weight_nbytes: of all weights.
     after: the elements that are read beyond a band of a number of rows. before: those of a slot
     that are not for bands.
@@ -32,6 +39,9 @@ def blocks(
     length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
     fitting = BAND_NBYTES // (nbytes * length)
     rows = max(1, min(shape.out_h, (fitting - shape.kernel_h) // shape.stride_h + 1))
+    whole = ((shape.out_h - 1) * shape.stride_h + shape.kernel_h) * length
+    if weight_nbytes <= COPIED * whole * nbytes:
+        rows = min(rows, ceil_div(shape.out_h, ceil_div(threads, shape.samples)))
     rows = ceil_div(shape.out_h, ceil_div(shape.out_h, rows))
     seen = (rows - 1) * shape.stride_h + shape.kernel_h
     band = round_up(seen * length, CACHE_LINE)
@@ -41,8 +51,15 @@ def blocks(
         samples = ceil_div(shape.samples, ceil_div(shape.samples, samples))
     parts = ceil_div(shape.samples, samples) * ceil_div(shape.out_h, rows)
     splits = min(panels(shape.outputs), ceil_div(2 * threads, parts))
-    slot = round_up(before + samples * band + after(rows), CACHE_LINE)
+    slot = power_of_two(round_up(before + samples * band + after(rows), CACHE_LINE))
     return Blocks(samples, rows, ceil_div(panels(shape.outputs), splits), band, slot)
+
+
+def power_of_two(size: int) -> int:
+    """The least one that is not smaller. Slots of similar sizes become equal, so that a worker's
+    slot is where it was for the kernel before (`Memory.by_size`).
+    """
+    return 1 << (size - 1).bit_length()
 
 
 def several_samples(channels: int) -> Problem:

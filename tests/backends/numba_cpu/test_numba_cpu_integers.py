@@ -41,9 +41,11 @@ from r18.graph.resnet import resnet18, tiny
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
 from r18_numba_cpu import Backend, blocking, compiled, without
+from r18_numba_cpu.compiled import ceil_div
 from r18_numba_cpu.integers import BY_AMX, BY_VNNI, BY_WORDS, gemm
 from r18_numba_cpu.integers.packing import AMX, BANDS, PORTABLE, VNNI, WORDS
 from r18_numba_cpu.kernels.arguments import Depth
+from r18_numba_cpu.packing import panels
 from r18_oracle import plugin
 from r18_oracle.check.call import observe
 from r18_oracle.generate.inputs import kinds_for, make_case
@@ -342,6 +344,26 @@ def test_bands_of_any_height_give_the_same_bits(
     heights = {height for _, height, _ in seen}
     assert {1, shape.out_h} <= heights
     assert any(shape.out_h % height for height in heights)  # the last band is lower
+
+
+@pytest.mark.parametrize(
+    ("channels", "extent", "samples", "threads", "rows"),
+    [(128, 28, 1, 1, 28), (128, 28, 1, 2, 14), (128, 28, 1, 3, 10), (128, 28, 1, 99, 1),
+     (128, 28, 2, 2, 28), (128, 28, 2, 4, 14), (256, 14, 1, 2, 14), (512, 7, 1, 4, 7)],
+)  # fmt: skip
+def test_threads_share_the_rows_of_an_image_with_few_weights(
+    channels: int, extent: int, samples: int, threads: int, rows: int
+) -> None:
+    """Layer 2 of a ResNet-18 is cut by rows; layers 3 and 4, with more weights, by channels."""
+    problem = conv_problem(channels, channels, (samples, extent, extent))
+    assert isinstance(problem.op, QuantizedConv2d)
+    read, written = ((n, h, w, c) for n, c, h, w in (problem.inputs[0], problem.output))
+    cut = gemm.blocks(gemm.conv_shape(problem.op, read, written), threads, VNNI)
+    assert cut.rows == rows
+    parts = samples * ceil_div(extent, rows)
+    most = parts * panels(channels)
+    assert parts * ceil_div(panels(channels), cut.panels) >= min(2 * threads, most)
+    assert cut.slot & (cut.slot - 1) == 0  # a power of two: slots of most kernels are equal
 
 
 def test_every_number_of_threads_gives_the_same_bits() -> None:
