@@ -16,8 +16,8 @@ RESIDENT_NBYTES = 1 << 20
 """Weights of no more than this stay in a core's L2 cache from one band to the next."""
 
 COPIED = 3
-"""Weights that a worker reads in the time that it takes to copy as much of an image to a band, of
-which another worker has written a part."""
+"""How many times as long as reading weights it takes to copy as much of an image to a band, if
+another worker has written a part of it."""
 
 BANDS_NBYTES = 768 << 10
 """Where the weights do not, the bands of a block's samples together: these stay in L2."""
@@ -57,7 +57,7 @@ def blocks(
 
 def power_of_two(size: int) -> int:
     """The least one that is not smaller. Slots of similar sizes become equal, so that a worker's
-    slot is where it was for the kernel before (`Memory.by_size`).
+    slot is where it was for the kernel before (`Memory.by_size_nbytes`).
     """
     return 1 << (size - 1).bit_length()
 

@@ -76,7 +76,7 @@ class WorkerMemory(HostMemory):
     most of what it writes is still in the other core's cache.
     """
 
-    by_size = 32 << 20  # what the last caches of most CPUs hold
+    by_size_nbytes = 32 << 20  # what the last caches of most CPUs hold
 
 
 class CallStream(HostStream):

@@ -68,14 +68,14 @@ class Memory(ABC):
     alignment: buffers begin at addresses that are multiples of this many bytes.
     adopts:    `adopt` and `adopt_stream` work: kernels can run over another library's memory, in
                its streams. `r18.torch` needs this.
-    by_size:   in a plan for which this many bytes suffice, only buffers of one size share bytes.
-               Each of a kernel's threads then finds its part of a buffer in the cache of its core,
-               where the same part of an earlier one was. In larger plans all sizes share.
+    by_size_nbytes: in a plan for which this many bytes suffice, only buffers of one size share
+               bytes. Each of a kernel's threads then finds its part of a buffer in the cache of its
+               core, where the same part of an earlier one was. In larger plans all sizes share.
     """
 
     alignment: int = 64
     adopts: ClassVar[bool] = False
-    by_size: ClassVar[int] = 0
+    by_size_nbytes: ClassVar[int] = 0
 
     @abstractmethod
     def empty(self, nbytes: int) -> Buffer:

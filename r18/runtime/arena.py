@@ -48,12 +48,12 @@ def aligned(nbytes: int, alignment: int) -> int:
 
 
 def plan_arena(
-    lifetimes: Sequence[Lifetime], alignment: int, *, share: bool = True, by_size: int = 0
+    lifetimes: Sequence[Lifetime], alignment: int, *, share: bool = True, by_size_nbytes: int = 0
 ) -> Arena:
     """Place every buffer at a multiple of `alignment`; with `share`, reuse bytes over time.
 
-    by_size: where this many bytes suffice for it, only buffers of one size share bytes; see
-    `Memory.by_size`.
+    by_size_nbytes: where this many bytes suffice for it, only buffers of one size share bytes; see
+    `Memory.by_size_nbytes`.
 
     Never larger than the sum of the aligned sizes, which is what `share=False` gives. Raises
     `UsageError` for a repeated name, an alignment below 1, or more bytes than a size can count.
@@ -66,8 +66,8 @@ def plan_arena(
     if not share:
         arena = _placed(lifetimes, alignment, lambda one, other: True)
     else:
-        arena = _placed(order, alignment, _differ_or_meet if by_size else Lifetime.meets)
-        if arena.nbytes > by_size > 0:
+        arena = _placed(order, alignment, _differ_or_meet if by_size_nbytes else Lifetime.meets)
+        if arena.nbytes > by_size_nbytes > 0:
             arena = _placed(order, alignment, Lifetime.meets)
     if arena.nbytes > MOST_BYTES:
         raise UsageError(f"an arena of {arena.nbytes} bytes is too large: sizes end at 2⁶³ − 1")

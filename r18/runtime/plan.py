@@ -291,7 +291,9 @@ def _placed(draft: _Draft, how: Precision) -> Plan:
         for step, size, time in zip(steps, scratch, times, strict=True)
     ]
     memory = draft.backend.memory
-    arena = plan_arena(lifetimes, memory.alignment, share=options.arena, by_size=memory.by_size)
+    arena = plan_arena(
+        lifetimes, memory.alignment, share=options.arena, by_size_nbytes=memory.by_size_nbytes
+    )
     return Plan(
         backend=draft.backend.name,
         schedule=schedule,
