@@ -14,6 +14,9 @@ CACHE_LINE = 64
 LINE = CACHE_LINE // 8
 """The int64 of a cache line: workers that count do not wait for each other's."""
 
+RGB = 3
+"""The channels whose planes are interleaved a vector at a time."""
+
 
 class ConvShape(NamedTuple):
     """The extents of a convolution: x (N, C, H, W), out (N, O, OH, OW), and the window."""

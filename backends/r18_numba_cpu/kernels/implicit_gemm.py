@@ -11,11 +11,18 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from r18_numba_cpu.kernels.arguments import Depth
+from r18_numba_cpu.kernels.arguments import RGB, Depth
 from r18_numba_cpu.kernels.blocks import begin_count
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply_folded, tile_rows
-from r18_numba_cpu.kernels.vector import LANES, copy_run, fetch_add, load, store_output
+from r18_numba_cpu.kernels.vector import (
+    LANES,
+    copy_run,
+    fetch_add,
+    interleave,
+    load,
+    store_output,
+)
 
 
 @function
@@ -43,18 +50,25 @@ def copy_band(x, sample, top, rows, row_length, shape, scratch, band):
 @function
 def copy_band_from_nchw(x, sample, top, rows, row_length, shape, scratch, band):
     """The same as `copy_band`, from x (N, C, H, W)."""
-    channels = shape.channels
-    columns = min(shape.width, row_length // channels - shape.pad_w)
+    channels, plane = shape.channels, shape.height * shape.width
+    left = min(shape.pad_w * channels, row_length)
+    columns = min(shape.width, (row_length - left) // channels)
     for row in range(rows):
         if row % shape.stride_h >= shape.kernel_h:
             continue
         to = band + row * row_length
-        scratch[to : to + row_length] = np.float32(0)
-        if top + row >= 0 and top + row < shape.height:
+        if top + row < 0 or top + row >= shape.height:
+            scratch[to : to + row_length] = np.float32(0)
+            continue
+        source, first = sample * channels * plane + (top + row) * shape.width, to + left
+        scratch[to:first] = np.float32(0)
+        if channels == RGB:
+            interleave(x, source, plane, columns, scratch, first)
+        else:
             for c in range(channels):
-                source = ((sample * channels + c) * shape.height + top + row) * shape.width
                 for j in range(columns):
-                    scratch[to + (shape.pad_w + j) * channels + c] = x[source + j]
+                    scratch[first + j * channels + c] = x[source + c * plane + j]
+        scratch[first + columns * channels : to + row_length] = np.float32(0)
 
 
 @function

@@ -18,6 +18,7 @@ from numba import extending, types
 from numba.core import cgutils
 from numba.extending import models, register_model
 
+from r18_numba_cpu.kernels.arguments import RGB
 from r18_numba_cpu.kernels.jit import function, overload
 
 intrinsic: Any = extending.intrinsic
@@ -282,6 +283,58 @@ def move_run(typing: Any, array: Any, source: Any, to: Any, count: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def weave(typing: Any, x: Any, red: Any, green: Any, blue: Any, out: Any, to: Any) -> Any:
+    """out[to : to + 3·LANES] = r₀g₀b₀r₁g₁b₁…, of LANES elements of x from each of three on."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind, nbytes = _elements(x), x.dtype.bitwidth // 8
+        planes = []
+        for at in values[1:4]:
+            place = address(context, builder, x, values[0], at)
+            planes.append(builder.load(builder.bitcast(place, kind.as_pointer()), align=nbytes))
+        index = ir.IntType(32)
+
+        def shuffled(a: Any, b: Any, lanes: list[int]) -> Any:
+            mask = ir.Constant(ir.VectorType(index, len(lanes)), lanes)
+            return builder.shuffle_vector(a, b, mask)
+
+        both = list(range(2 * LANES))
+        two = shuffled(planes[0], planes[1], both)
+        third = shuffled(planes[2], ir.Constant(kind, None), both)
+        first = address(context, builder, out, *values[4:])
+        for part in range(RGB):
+            places = (divmod(part * LANES + lane, RGB) for lane in range(LANES))
+            woven = shuffled(two, third, [plane * LANES + pixel for pixel, plane in places])
+            place = builder.gep(first, [ir.Constant(INDEX, part * LANES)])
+            builder.store(woven, builder.bitcast(place, kind.as_pointer()), align=nbytes)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(x, i64, i64, i64, out, i64), generate
+
+
+def _elements(array: Any) -> Any:
+    """LANES elements of an array of float32 or uint16."""
+    one = FLOAT if array.dtype == types.float32 else ir.IntType(array.dtype.bitwidth)
+    return ir.VectorType(one, LANES)
+
+
+@function
+def interleave(x, source, plane, count, out, to):
+    """out[to + 3·p + c] = x[source + c·plane + p] for p < `count` and c < 3, elements of one type.
+
+    LLVM would store element by element.
+    """
+    whole = count - count % LANES
+    for p in range(0, whole, LANES):
+        red = source + p
+        weave(x, red, red + plane, red + 2 * plane, out, to + RGB * p)
+    for p in range(whole, count):
+        for c in range(RGB):
+            out[to + RGB * p + c] = x[source + c * plane + p]
 
 
 @intrinsic

@@ -253,6 +253,28 @@ def test_rows_that_share_a_tile_have_the_bits_of_each_alone(
             np.testing.assert_array_equal(alone[:, :, :height], whole[:, :, :height])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_planes_are_interleaved_to_the_last_pixel(dtype: type) -> None:
+    """Whole vectors, and what is left of a row. Nothing beside the pixels is written."""
+    vector = compiled.module("vector")
+    interleave = vector.interleave
+
+    @numba.njit
+    def run(x, source, plane, count, out, to):  # type: ignore[no-untyped-def]
+        interleave(x, source, plane, count, out, to)
+
+    rng = np.random.default_rng(0)
+    for count in range(3 * vector.LANES + 2):
+        plane, source, to = count + 5, 3, 7
+        x = rng.integers(1, 1 << 16, source + 3 * plane).astype(dtype)
+        out = np.zeros(to + 3 * count + 9, dtype)
+        run(x, source, plane, count, out, to)
+        expected = np.zeros_like(out)
+        planes = x[source:].reshape(3, plane)[:, :count]
+        expected[to : to + 3 * count] = planes.T.reshape(-1)
+        np.testing.assert_array_equal(out, expected)
+
+
 def test_filters_that_do_not_stay_in_cache_are_read_for_one_band() -> None:
     """Large filters are read once, in one band: layer 4 has 9 MB of filters and 166 KB of image."""
     cut = implicit_gemm.bands(conv_problem(512, 512, (1, 7, 7)), 2)

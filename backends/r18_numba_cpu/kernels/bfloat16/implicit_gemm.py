@@ -18,6 +18,7 @@ from r18_numba_cpu.kernels import amx
 from r18_numba_cpu.kernels.arguments import (
     PAIRED_COVER,
     PAIRED_SUMS,
+    RGB,
     Blocks,
     ConvShape,
     Depth,
@@ -35,7 +36,7 @@ from r18_numba_cpu.kernels.blocks import begin_count, rows_inside, take_block
 from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.micro_kernel import multiply as multiply_floats
-from r18_numba_cpu.kernels.vector import put_run
+from r18_numba_cpu.kernels.vector import interleave, put_run
 
 WORD = 4
 """bfloat16 in 64 bits: the channels of an image of three, padded to an even number."""
@@ -167,46 +168,66 @@ def copy_band_from_nhwc(x, stored, sample, top, rows, row_length, shape, scratch
         scratch[to + right : to + row_length] = 0
 
 
-def put_column(x, source, count, scratch, to, c, shape):
-    """Channel c of `count` pixels at scratch[to:] = x[source : source + count]."""
+def put_planes(x, source, plane, stored, count, scratch, to, shape):
+    """scratch[to:] = `count` pixels, of which `stored` planes have the channels; the others are 0.
+
+    The first plane's pixels begin at x[source], and each plane is `plane` elements further.
+    """
     raise NotImplementedError("compiled only")
 
 
-@overload(put_column)
-def _put_column(x, source, count, scratch, to, c, shape):
+@overload(put_planes)
+def _put_planes(x, source, plane, stored, count, scratch, to, shape):
     if scratch.dtype == types.float32:
 
-        def widened(x, source, count, scratch, to, c, shape):
-            for j in range(count):
-                put(scratch, to + j * shape.channels + c, x[source + j])
+        def widened(x, source, plane, stored, count, scratch, to, shape):
+            for c in range(stored):
+                for j in range(count):
+                    put(scratch, to + j * shape.channels + c, x[source + c * plane + j])
 
         return widened
 
-    def same(x, source, count, scratch, to, c, shape):
-        if shape.channels == WORD:  # a pixel is a word, and LLVM has vectors of those
-            words, shift = scratch.view(np.uint64), np.uint64(16 * c)
-            for j in range(count):  # NOTE: an index without a sign, or LLVM has no vectors
-                words[np.uint64(to // WORD + j)] |= np.uint64(x[np.uint64(source + j)]) << shift
+    def same(x, source, plane, stored, count, scratch, to, shape):
+        if stored == RGB and shape.channels == WORD:
+            put_words(x, source, plane, count, scratch, to)
+        elif stored == shape.channels == RGB:
+            interleave(x, source, plane, count, scratch, to)
         else:
-            for j in range(count):
-                scratch[to + j * shape.channels + c] = x[source + j]
+            for c in range(shape.channels):
+                for j in range(count):
+                    bits = x[source + c * plane + j] if c < stored else np.uint16(0)
+                    scratch[to + j * shape.channels + c] = bits
 
     return same
 
 
 @function
+def put_words(x, source, plane, count, scratch, to):
+    """`put_planes` of three planes as pixels of four channels."""
+    # NOTE: a pixel is a word, and indices have no sign, or LLVM has no vectors.
+    words, first = scratch.view(np.uint64), np.uint64(to // WORD)
+    red = np.uint64(source)
+    green, blue = red + np.uint64(plane), red + np.uint64(2 * plane)
+    for j in range(np.uint64(count)):
+        high = np.uint64(x[green + j]) << np.uint64(16) | np.uint64(x[blue + j]) << np.uint64(32)
+        words[first + j] = np.uint64(x[red + j]) | high
+
+
+@function
 def copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch, band):
     """The same as `copy_band_from_nhwc`, from x (N, C, H, W)."""
-    columns = min(shape.width, row_length // shape.channels - shape.pad_w)
+    plane = shape.height * shape.width
+    left = min(shape.pad_w * shape.channels, row_length)  # a narrow window may see only padding
+    columns = min(shape.width, (row_length - left) // shape.channels)
     for row in range(rows):
         if row % shape.stride_h >= shape.kernel_h:
             continue
         to = band + row * row_length
-        scratch[to : to + row_length] = 0
-        if top + row >= 0 and top + row < shape.height:
-            for c in range(stored):
-                source = ((sample * stored + c) * shape.height + top + row) * shape.width
-                put_column(x, source, columns, scratch, to + shape.pad_w * shape.channels, c, shape)
+        seen = columns if 0 <= top + row < shape.height else 0
+        source = sample * stored * plane + (top + row) * shape.width
+        put_planes(x, source, plane, stored, seen, scratch, to + left, shape)
+        scratch[to : to + left] = 0
+        scratch[to + left + seen * shape.channels : to + row_length] = 0
 
 
 @function

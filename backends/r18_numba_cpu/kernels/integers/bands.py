@@ -15,6 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from r18_numba_cpu.kernels.arguments import RGB
 from r18_numba_cpu.kernels.integers.bytes import (
     BYTES,
     INT32,
@@ -29,8 +30,8 @@ from r18_numba_cpu.kernels.integers.requantize import widened
 from r18_numba_cpu.kernels.jit import function, overload
 from r18_numba_cpu.kernels.vector import LANES, intrinsic, store_lanes
 
-RGB, TWO = 3, 2
-"""The channels whose planes are interleaved a vector at a time, and how many rows at most."""
+TWO = 2
+"""How many rows are stacked at most."""
 
 PIXEL_VALUES = 256
 
