@@ -1,4 +1,4 @@
-"""Time a network with the code of several checkouts in turns: shows differences of one percent.
+"""Time a network with the code of several checkouts in turns, to see differences of one percent.
 
 python tools/compare_trees.py TREE TREE… [--backend numba-cpu] [--network resnet18]
     [--weights synthetic] [--precision bf16] [--batch 1] [--rounds 30] [--milliseconds 100]
@@ -29,13 +29,14 @@ from typing import Any
 
 from tabulate import tabulate
 
+from r18.cli.app import REFUSED
+from r18.errors import UsageError
+
 PACKAGES = (".", "backends", "oracle")  # of a checkout
 WARMUP, PROFILES = 3, 3
-REFUSED = 2
 
-
-class Refused(Exception):
-    """What was asked for does not run."""
+PASSED = ("backend", "network", "weights", "precision", "batch", "milliseconds")
+"""The options of a tree's process."""
 
 
 # -- in a process of its own -------------------------------------------------------------------
@@ -95,7 +96,7 @@ class Tree:
         assert self.process.stdout is not None
         if line := self.process.stdout.readline():
             return json.loads(line)
-        raise Refused(f"{self.name} ended with exit code {self.process.wait()}")
+        raise UsageError(f"{self.name} ended with exit code {self.process.wait()}")
 
     def take_turn(self) -> None:
         assert self.process.stdin is not None
@@ -109,7 +110,7 @@ class Tree:
 def started(path: Path, arguments: Sequence[str]) -> Iterator[Tree]:
     """The tree at a path, compiled and stopped. Its process ends with the context."""
     if not (path / "r18" / "__init__.py").is_file():
-        raise Refused(f"{path} is no checkout: it has no r18/__init__.py")
+        raise UsageError(f"{path} is no checkout: it has no r18/__init__.py")
     root = path.resolve()
     found = os.pathsep.join(str(root / package) for package in PACKAGES)
     process = subprocess.Popen(
@@ -189,15 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     passed = [f"--{name}={getattr(asked, name)}" for name in PASSED]
     try:
         trees = compare(asked.trees, [*passed, *["--steps"] * asked.steps], asked.rounds)
-    except Refused as error:
+    except UsageError as error:
         print(error, file=sys.stderr)
         return REFUSED
     print(report(trees))
     return 0
-
-
-PASSED = ("backend", "network", "weights", "precision", "batch", "milliseconds")
-"""The options of a tree's process."""
 
 
 if __name__ == "__main__":

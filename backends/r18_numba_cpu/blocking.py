@@ -15,12 +15,12 @@ BAND_NBYTES = 128 << 10
 RESIDENT_NBYTES = 1 << 20
 """Weights of no more than this stay in a core's L2 cache from one band to the next."""
 
-COPIED = 3
-"""How many times as long as reading weights it takes to copy as much of an image to a band, if
-another worker has written a part of it."""
-
 BANDS_NBYTES = 768 << 10
 """Where the weights do not, the bands of a block's samples together: these stay in L2."""
+
+COPIED = 3
+"""How many times as long it takes to copy part of an image to a band as to read as many weights, if
+another worker has written some of it."""
 
 
 def blocks(
@@ -51,7 +51,7 @@ def blocks(
         samples = ceil_div(shape.samples, ceil_div(shape.samples, samples))
     parts = ceil_div(shape.samples, samples) * ceil_div(shape.out_h, rows)
     splits = min(panels(shape.outputs), ceil_div(2 * threads, parts))
-    slot = power_of_two(round_up(before + samples * band + after(rows), CACHE_LINE))
+    slot = power_of_two(before + samples * band + after(rows))
     return Blocks(samples, rows, ceil_div(panels(shape.outputs), splits), band, slot)
 
 

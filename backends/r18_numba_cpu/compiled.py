@@ -69,11 +69,11 @@ def recorded() -> Iterator[list[Call]]:
 
 
 class WorkerMemory(HostMemory):
-    """Host memory of which each worker keeps its part.
+    """Host memory for plans whose buffers stay, part by part, in the caches of workers' cores.
 
-    A line that another core has written takes some 100 ns to fetch. Kernels are cut so that a
-    worker reads what it has written; where their buffers share bytes with others of another size,
-    most of what it writes is still in the other core's cache.
+    Kernels are cut so that a worker reads what it wrote. A line that another core has written is
+    slow to read, and to write. In bytes of a buffer of another size, a worker's part would lie
+    where the part of another worker was.
     """
 
     by_size_nbytes = 32 << 20  # what the last caches of most CPUs hold

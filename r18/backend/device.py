@@ -68,9 +68,9 @@ class Memory(ABC):
     alignment: buffers begin at addresses that are multiples of this many bytes.
     adopts:    `adopt` and `adopt_stream` work: kernels can run over another library's memory, in
                its streams. `r18.torch` needs this.
-    by_size_nbytes: in a plan for which this many bytes suffice, only buffers of one size share
-               bytes. Each of a kernel's threads then finds its part of a buffer in the cache of its
-               core, where the same part of an earlier one was. In larger plans all sizes share.
+    by_size_nbytes: where a plan needs no more bytes for it, only buffers of the same size share
+               bytes, so that each thread of a kernel finds its part of one in its core's cache. In
+               larger plans, buffers of all sizes share.
     """
 
     alignment: int = 64

@@ -52,7 +52,7 @@ def plan_arena(
 ) -> Arena:
     """Place every buffer at a multiple of `alignment`; with `share`, reuse bytes over time.
 
-    by_size_nbytes: where this many bytes suffice for it, only buffers of one size share bytes; see
+    by_size_nbytes: if the arena is no larger then, only buffers of the same size share bytes; see
     `Memory.by_size_nbytes`.
 
     Never larger than the sum of the aligned sizes, which is what `share=False` gives. Raises

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from r18_numba_cpu.kernels.arguments import RGB, Depth
+from r18_numba_cpu.kernels.arguments import Depth
 from r18_numba_cpu.kernels.blocks import begin_count
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply_folded, tile_rows
@@ -57,18 +57,11 @@ def copy_band_from_nchw(x, sample, top, rows, row_length, shape, scratch, band):
         if row % shape.stride_h >= shape.kernel_h:
             continue
         to = band + row * row_length
-        if top + row < 0 or top + row >= shape.height:
-            scratch[to : to + row_length] = np.float32(0)
-            continue
+        seen = columns if 0 <= top + row < shape.height else 0
         source, first = sample * channels * plane + (top + row) * shape.width, to + left
         scratch[to:first] = np.float32(0)
-        if channels == RGB:
-            interleave(x, source, plane, columns, scratch, first)
-        else:
-            for c in range(channels):
-                for j in range(columns):
-                    scratch[first + j * channels + c] = x[source + c * plane + j]
-        scratch[first + columns * channels : to + row_length] = np.float32(0)
+        interleave(x, source, plane, channels, seen, scratch, first)
+        scratch[first + seen * channels : to + row_length] = np.float32(0)
 
 
 @function

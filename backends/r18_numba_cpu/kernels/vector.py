@@ -285,56 +285,63 @@ def move_run(typing: Any, array: Any, source: Any, to: Any, count: Any) -> Any:
     return types.void(array, types.int64, types.int64, types.int64), generate
 
 
+def shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    """Lanes of two vectors, those of the second counted on from the first's."""
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+    return builder.shuffle_vector(a, b, mask)
+
+
+def woven_part(builder: Any, planes: Any, part: int, size: int = 1) -> Any:
+    """Lanes part·LANES … (part + 1)·LANES − 1 of r₀g₀b₀r₁g₁b₁…, of three planes of LANES lanes.
+
+    size: the lanes of an element.
+    """
+    both = list(range(2 * LANES))
+    two = shuffled(builder, planes[0], planes[1], both)
+    third = shuffled(builder, planes[2], ir.Constant(planes[2].type, None), both)
+    sources = []  # a lane, of a plane
+    for at in range(part * LANES, (part + 1) * LANES):
+        element, lane = divmod(at, size)
+        pixel, plane = divmod(element, RGB)
+        sources.append(plane * LANES + pixel * size + lane)
+    return shuffled(builder, two, third, sources)
+
+
 @intrinsic
 def weave(typing: Any, x: Any, red: Any, green: Any, blue: Any, out: Any, to: Any) -> Any:
     """out[to : to + 3·LANES] = r₀g₀b₀r₁g₁b₁…, of LANES elements of x from each of three on."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind, nbytes = _elements(x), x.dtype.bitwidth // 8
+        one = FLOAT if x.dtype == types.float32 else ir.IntType(x.dtype.bitwidth)
+        vectors, nbytes = ir.VectorType(one, LANES).as_pointer(), x.dtype.bitwidth // 8
         planes = []
         for at in values[1:4]:
             place = address(context, builder, x, values[0], at)
-            planes.append(builder.load(builder.bitcast(place, kind.as_pointer()), align=nbytes))
-        index = ir.IntType(32)
-
-        def shuffled(a: Any, b: Any, lanes: list[int]) -> Any:
-            mask = ir.Constant(ir.VectorType(index, len(lanes)), lanes)
-            return builder.shuffle_vector(a, b, mask)
-
-        both = list(range(2 * LANES))
-        two = shuffled(planes[0], planes[1], both)
-        third = shuffled(planes[2], ir.Constant(kind, None), both)
+            planes.append(builder.load(builder.bitcast(place, vectors), align=nbytes))
         first = address(context, builder, out, *values[4:])
         for part in range(RGB):
-            places = (divmod(part * LANES + lane, RGB) for lane in range(LANES))
-            woven = shuffled(two, third, [plane * LANES + pixel for pixel, plane in places])
             place = builder.gep(first, [ir.Constant(INDEX, part * LANES)])
-            builder.store(woven, builder.bitcast(place, kind.as_pointer()), align=nbytes)
+            pixels = woven_part(builder, planes, part)
+            builder.store(pixels, builder.bitcast(place, vectors), align=nbytes)
         return context.get_dummy_value()
 
     i64 = types.int64
     return types.void(x, i64, i64, i64, out, i64), generate
 
 
-def _elements(array: Any) -> Any:
-    """LANES elements of an array of float32 or uint16."""
-    one = FLOAT if array.dtype == types.float32 else ir.IntType(array.dtype.bitwidth)
-    return ir.VectorType(one, LANES)
-
-
 @function
-def interleave(x, source, plane, count, out, to):
-    """out[to + 3·p + c] = x[source + c·plane + p] for p < `count` and c < 3, elements of one type.
+def interleave(x, source, plane, channels, count, out, to):
+    """out[to + C·p + c] = x[source + c·plane + p] for p < `count` and c < C = `channels`.
 
-    LLVM would store element by element.
+    Elements are of one type. Three channels a vector at a time: LLVM would store each element.
     """
-    whole = count - count % LANES
+    whole = count - count % LANES if channels == RGB else 0
     for p in range(0, whole, LANES):
         red = source + p
         weave(x, red, red + plane, red + 2 * plane, out, to + RGB * p)
-    for p in range(whole, count):
-        for c in range(RGB):
-            out[to + RGB * p + c] = x[source + c * plane + p]
+    for c in range(channels):
+        for p in range(whole, count):
+            out[to + channels * p + c] = x[source + c * plane + p]
 
 
 @intrinsic

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from numba.core.registry import cpu_target
 from numpy.lib.stride_tricks import sliding_window_view
 from thread_counts import HELPERS, assert_same_bits
 
-from r18.backend import Array, CompileOptions, Kernel
+from r18.backend import Array, CompileOptions, Kernel, Plan
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -40,6 +41,7 @@ from r18.graph.ops import (
 )
 from r18.graph.precision import FP32
 from r18.graph.resnet import resnet18, tiny
+from r18.runtime.plan import make_plan
 from r18.weights import load_weights
 from r18_numba_cpu import Backend, compiled, conv, implicit_gemm, packing, winograd
 from r18_oracle.check.call import observe
@@ -255,13 +257,13 @@ def test_rows_that_share_a_tile_have_the_bits_of_each_alone(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 def test_planes_are_interleaved_to_the_last_pixel(dtype: type) -> None:
-    """Whole vectors, and what is left of a row. Nothing beside the pixels is written."""
+    """Rows of every length up to three vectors and a pixel. Nothing outside of them is written."""
     vector = compiled.module("vector")
     interleave = vector.interleave
 
     @numba.njit
     def run(x, source, plane, count, out, to):  # type: ignore[no-untyped-def]
-        interleave(x, source, plane, count, out, to)
+        interleave(x, source, plane, 3, count, out, to)
 
     rng = np.random.default_rng(0)
     for count in range(3 * vector.LANES + 2):
@@ -403,6 +405,26 @@ from support import images
 backend, network = Backend(), tiny()
 backend.probe()
 """
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_worker_keeps_its_part_of_a_plans_buffers(backend: Backend, precision: str) -> None:
+    """Buffers share all their bytes or none, unless the plan is larger than caches."""
+    spans = spans_of(make_plan(backend, resnet18(), CompileOptions(precision=precision)))
+    assert sum(count > 1 for count in spans.values()) > 5
+    ordered = sorted(spans)
+    assert all(start + size <= next_ for (start, size), (next_, _) in pairwise(ordered))
+    large = make_plan(backend, resnet18(), CompileOptions(batch=64, precision=precision))
+    assert large.arena_nbytes > backend.memory.by_size_nbytes
+    ordered = sorted(spans_of(large))
+    assert any(start + size > next_ for (start, size), (next_, _) in pairwise(ordered))
+
+
+def spans_of(plan: Plan) -> Counter[tuple[int, int]]:
+    """How many values and workspaces of a plan have the same offset and bytes."""
+    found = [(t.offset, t.nbytes) for t in plan.tensors.values()]
+    found += [(s.workspace_offset, s.workspace_nbytes) for s in plan.steps if s.workspace_nbytes]
+    return Counter(found)
 
 
 def test_every_number_of_threads_gives_the_same_bits() -> None:

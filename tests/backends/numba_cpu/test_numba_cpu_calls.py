@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from quantised_weights import quantised_weights
-from r18.backend import CompileOptions, Kernel, Plan
+from r18.backend import CompileOptions, Kernel
 from r18.graph.ops import Layout, Problem, Relayout, Softmax
 from r18.graph.quantized import QuantizedRelayout
-from r18.graph.resnet import resnet18, tiny
+from r18.graph.resnet import tiny
 from r18.runtime.launch import launch_on
-from r18.runtime.plan import make_plan
 from r18.weights import load_weights
 from r18.weights.precisions import in_precision
 from r18_numba_cpu import Backend, compiled
@@ -117,27 +114,3 @@ def test_a_call_that_fails_leaves_the_next_run_as_it_was() -> None:
         with pytest.raises(RuntimeError, match="in a kernel"):
             run()
     assert not compiled._RUNNING.locked()
-
-
-# -- where buffers are -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_worker_keeps_its_part_of_a_plans_buffers(precision: str) -> None:
-    """Buffers share all their bytes or none, unless the plan is larger than caches."""
-    here = backend()
-    spans = spans_of(make_plan(here, resnet18(), CompileOptions(precision=precision)))
-    assert sum(count > 1 for count in spans.values()) > 5
-    ordered = sorted(spans)
-    assert all(start + size <= next_ for (start, size), (next_, _) in pairwise(ordered))
-    large = make_plan(here, resnet18(), CompileOptions(batch=64, precision=precision))
-    assert large.arena_nbytes > here.memory.by_size_nbytes
-    ordered = sorted(spans_of(large))
-    assert any(start + size > next_ for (start, size), (next_, _) in pairwise(ordered))
-
-
-def spans_of(plan: Plan) -> Counter[tuple[int, int]]:
-    """How many values and workspaces of a plan have the same offset and bytes."""
-    found = [(t.offset, t.nbytes) for t in plan.tensors.values()]
-    found += [(s.workspace_offset, s.workspace_nbytes) for s in plan.steps if s.workspace_nbytes]
-    return Counter(found)

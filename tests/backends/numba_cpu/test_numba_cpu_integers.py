@@ -284,7 +284,9 @@ def test_maxima_of_any_window_and_vector(backend: Backend, stored: str, channels
 
 
 def scales() -> list[np.float32]:
-    """Scales of every magnitude, and those around the ends of what has a finite inverse."""
+    """Random scales of all magnitudes; the ends of the range in which 1/scale is finite and not
+    subnormal, and their neighbours.
+    """
     rng = np.random.default_rng(0)
     sizes = np.exp2(rng.uniform(-149, 128, 100)), rng.uniform(0.005, 0.05, 100), 2.0**-6, 3, 1e-45
     ends = np.float32([2.0**-128, 2.0**-126, 1, 2.0**126, 2.0**127, np.finfo(np.float32).max])

@@ -169,9 +169,9 @@ def copy_band_from_nhwc(x, stored, sample, top, rows, row_length, shape, scratch
 
 
 def put_planes(x, source, plane, stored, count, scratch, to, shape):
-    """scratch[to:] = `count` pixels, of which `stored` planes have the channels; the others are 0.
+    """Interleave `stored` planes into `count` pixels at scratch[to:]. Further channels are 0.
 
-    The first plane's pixels begin at x[source], and each plane is `plane` elements further.
+    The first plane begins at x[source], the next one `plane` elements further.
     """
     raise NotImplementedError("compiled only")
 
@@ -190,8 +190,8 @@ def _put_planes(x, source, plane, stored, count, scratch, to, shape):
     def same(x, source, plane, stored, count, scratch, to, shape):
         if stored == RGB and shape.channels == WORD:
             put_words(x, source, plane, count, scratch, to)
-        elif stored == shape.channels == RGB:
-            interleave(x, source, plane, count, scratch, to)
+        elif stored == shape.channels:
+            interleave(x, source, plane, stored, count, scratch, to)
         else:
             for c in range(shape.channels):
                 for j in range(count):

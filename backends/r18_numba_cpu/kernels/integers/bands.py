@@ -12,13 +12,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 
 from r18_numba_cpu.kernels.arguments import RGB
 from r18_numba_cpu.kernels.integers.bytes import (
-    BYTES,
-    INT32,
     byte_vector,
     flipped,
     load_bytes,
@@ -28,7 +25,7 @@ from r18_numba_cpu.kernels.integers.bytes import (
 from r18_numba_cpu.kernels.integers.quantize import quantize_run, scale_of
 from r18_numba_cpu.kernels.integers.requantize import widened
 from r18_numba_cpu.kernels.jit import function, overload
-from r18_numba_cpu.kernels.vector import LANES, intrinsic, store_lanes
+from r18_numba_cpu.kernels.vector import LANES, intrinsic, shuffled, store_lanes, woven_part
 
 TWO = 2
 """How many rows are stacked at most."""
@@ -92,15 +89,7 @@ def woven(typing: Any, red: Any, green: Any, blue: Any, size: Any, part: Any) ->
         return None
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        both = list(range(2 * LANES))
-        two = _shuffled(builder, values[0], values[1], both)
-        third = _shuffled(builder, values[2], ir.Constant(BYTES, None), both)
-        sources = []  # a lane, of a plane
-        for at in range(part.literal_value * LANES, (part.literal_value + 1) * LANES):
-            element, byte = divmod(at, size.literal_value)
-            pixel, plane = divmod(element, RGB)
-            sources.append(plane * LANES + pixel * size.literal_value + byte)
-        return _shuffled(builder, two, third, sources)
+        return woven_part(builder, values[:RGB], part.literal_value, size.literal_value)
 
     return byte_vector(byte_vector, byte_vector, byte_vector, size, part), generate
 
@@ -114,15 +103,9 @@ def paired(typing: Any, a: Any, b: Any, half: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         first = half.literal_value * LANES // 2
         sources = [v * LANES + first + lane for lane in range(LANES // 2) for v in (0, 1)]
-        return _shuffled(builder, values[0], values[1], sources)
+        return shuffled(builder, values[0], values[1], sources)
 
     return byte_vector(byte_vector, byte_vector, half), generate
-
-
-def _shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
-    """Lanes of two vectors, those of the second counted on from the first's."""
-    mask = ir.Constant(ir.VectorType(INT32, len(lanes)), lanes)
-    return builder.shuffle_vector(a, b, mask)
 
 
 @function
