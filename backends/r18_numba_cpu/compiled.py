@@ -76,7 +76,7 @@ class WorkerMemory(HostMemory):
     where the part of another worker was.
     """
 
-    by_size_nbytes = 32 << 20  # what the last caches of most CPUs hold
+    by_size_nbytes = 16 << 20  # beyond it, fewer bytes in caches count for more
 
 
 class CallStream(HostStream):

@@ -78,11 +78,17 @@ def band_shape(op: Sum, read: Shape, written: Shape, group: int) -> ConvShape:
 
 
 def cover(shape: ConvShape, rows: int) -> Cover:
-    """Tiles whose steps end where a kernel row does: values beyond it may be infinite."""
-    pairs = shape.kernel_w * shape.channels // PAIRS
+    """Tiles whose steps end where a kernel row does."""
+    return tiles.cover(shape, rows, False)._replace(step=step(shape.kernel_w * shape.channels))
+
+
+def step(length: int) -> int:
+    """Bytes of K in a tile, of a kernel row of `length` elements, which is whole steps: values
+    beyond it may be infinite.
+    """
+    pairs = length // PAIRS
     most = tiles.MOST_NBYTES // PAIR_NBYTES
-    step = max(count for count in range(1, most + 1) if pairs % count == 0)
-    return tiles.cover(shape, rows, False)._replace(step=PAIR_NBYTES * step)
+    return PAIR_NBYTES * max(count for count in range(1, most + 1) if pairs % count == 0)
 
 
 def blocks(shape: ConvShape, threads: int, group: int) -> Blocks:
@@ -120,7 +126,8 @@ def pack(op: Sum, weights: Arrays, group: int) -> Arrays:
     """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the bias padded to panels.
 
     Weights are bfloat16 as uint16, with a zero at the end of an odd kernel row; portable ones are
-    float32. AMX's are pairs, as uint32, with zeros for a channel more where C is odd.
+    float32. AMX's are pairs, as uint32, in the order of `tiles.in_order`, with zeros for a channel
+    more where C is odd.
     """
     conv = as_conv(op)
     count, channels, kernel_h, kernel_w = len(weights[0]), conv.in_channels, *conv.kernel_size
@@ -136,7 +143,9 @@ def pack(op: Sum, weights: Arrays, group: int) -> Arrays:
     whole[:, : runs.shape[1], :count] = runs
     split = whole.reshape(kernel_h, -1, together, panels(count), columns)
     packed = np.ascontiguousarray(split.transpose(3, 0, 1, 4, 2))
-    return packed.view(np.uint32) if group == AMX else packed, padded_bias(conv, weights)
+    if group == AMX:
+        packed = tiles.in_order(packed.view(np.uint32), step(length))
+    return packed, padded_bias(conv, weights)
 
 
 @lru_cache(maxsize=1024)

@@ -70,7 +70,8 @@ def pack(
     """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the epilogue's operands.
 
     Weights are `PACKED`, with zeros beyond a kernel row. AMX's are groups of four in whole steps of
-    K, as int32. stack: see `tiles.stacked`; kh and C are those of the stacked rows, (C, stack).
+    K, as int32, in the order of `tiles.in_order`. stack: see `tiles.stacked`; kh and C are those of
+    the stacked rows, (C, stack).
     """
     weight = weights[0]
     if isinstance(op, QuantizedConv2d) and op.extras:
@@ -87,7 +88,9 @@ def pack(
     whole[:, : runs.shape[1], :count] = runs
     split = whole.reshape(len(runs), -1, together, panels(count), columns)
     packed = np.ascontiguousarray(split.transpose(3, 0, 1, 4, 2))
-    return packed.view(np.int32) if group == AMX else packed, *epilogue_weights(op, weights, group)
+    if group == AMX:
+        packed = tiles.in_order(packed.view(np.int32), tiles.step(runs.shape[1]))
+    return packed, *epilogue_weights(op, weights, group)
 
 
 def epilogue_weights(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> Arrays:

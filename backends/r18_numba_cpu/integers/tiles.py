@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 
+from r18.backend import Array
 from r18_numba_cpu.compiled import ceil_div, module
 from r18_numba_cpu.kernels.arguments import GROUP, TILES, ConvShape, Cover
 
@@ -22,6 +23,17 @@ def step(length: int) -> int:
 def padded(length: int) -> int:
     """`length` bytes of K in whole steps: less than MOST_NBYTES are padding."""
     return ceil_div(length, step(length)) * step(length)
+
+
+def in_order(packed: Array, step: int) -> Array:
+    """Panels (panels, kh, groups, columns, 1) with the rows of each of B's tiles together.
+
+    They become (panels, kh, steps, columns/LANES, step/GROUP, LANES), of the same shape: B's tiles
+    in the order in which they are loaded, each of neighbouring cache lines.
+    """
+    lanes = int(module("vector").LANES)
+    rows = packed.reshape(*packed.shape[:2], -1, step // GROUP, packed.shape[3] // lanes, lanes)
+    return np.ascontiguousarray(rows.swapaxes(3, 4)).reshape(packed.shape)
 
 
 def stack(kernel_h: int, kernel_w: int, channels: int, stride_h: int) -> int:

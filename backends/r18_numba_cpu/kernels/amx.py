@@ -8,6 +8,8 @@ saturates. Sums of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has t
 1. Two tiles of outputs by two of channels are four sums, numbered 0 to 3. A's tiles are 4 and 5,
    B's 6 and 7: each tile that is loaded is multiplied twice.
 2. A's rows are neighbouring outputs. They are loaded where they are in the band, `a_row` apart.
+   B's tiles follow each other in the order in which they are loaded, so that lines are fetched
+   before they are asked for.
 3. Sums are stored, and go through the epilogue from memory while the next tiles are multiplied: a
    few of their rows after each step over K. A core looks only a few steps ahead, since loading a
    tile is some twenty micro-operations: an epilogue behind all the steps would wait for them.
@@ -37,6 +39,8 @@ from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrin
 
 BYTE = ir.IntType(8)
 SUM_NBYTES = 4
+ROW_NBYTES = SUM_NBYTES * LANES
+"""The bytes of a row of B's tiles and of sums: a vector of sums, or of groups of four bytes."""
 
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18
 """The system call on x86-64, its request for permission, and the feature that it asks for."""
@@ -152,23 +156,23 @@ def clear_sums(typing: Any, numbers: Any, at: Any) -> Any:
 @intrinsic
 def multiply_tiles(
     typing: Any, count: Any, signed: Any, a: Any, a_at: Any, a_next: Any, a_row: Any, b: Any,
-    b_at: Any, numbers: Any, at: Any,
+    b_at: Any, b_next: Any, numbers: Any, at: Any,
 ) -> Any:  # fmt: skip
     """C[t, p, o] += Σ_k A[t·a_next + p·a_row + k]·B[k, o], the products of one step over K.
 
     For t < count ≤ TILES, p below the rows that are configured, o < COLUMNS, and k below the bytes
     that are configured; strides of A are in bytes. a: bytes, int8 if `signed`, or bfloat16
-    (uint16); b: groups of four bytes of K. In them A and B begin at a_at and b_at. at: of the
-    configuration in numbers. Does nothing for a count of 0.
+    (uint16); b: groups of four bytes of K, in tiles of `b_next` bytes. In them A and B begin at
+    a_at and b_at. at: of the configuration in numbers. Does nothing for a count of 0.
     """
     i64 = types.int64
-    signature = types.void(i64, types.boolean, a, i64, i64, i64, b, i64, numbers, i64)
+    signature = types.void(i64, types.boolean, a, i64, i64, i64, b, i64, i64, numbers, i64)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = signature.args
         places = [
             _bytes(builder, address(context, builder, kinds[i], *values[i : i + 2]))
-            for i in (2, 6, 8)
+            for i in (2, 6, 9)
         ]
         tiles = INSTRUCTIONS(context, builder, places[2])
         kind = builder.add(
@@ -184,7 +188,8 @@ def multiply_tiles(
             for signed, name in enumerate(PRODUCTS[kinds[2].dtype]):
                 with builder.goto_block(builder.append_basic_block(f"{name}.{count}")):
                     switch.add_case(2 * count + signed, builder.basic_block)
-                    _multiply_tiles(count, name, tiles, builder, places[:2], values[4:6])
+                    strides = (*values[4:6], values[8])
+                    _multiply_tiles(count, name, tiles, builder, places[:2], strides)
                     builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -197,10 +202,10 @@ def _multiply_tiles(
 ) -> None:
     """The code for one number of tiles of A."""
     a, b = places
-    a_next, a_row = strides
+    a_next, a_row, b_next = strides
     of_b = TILES * VECTORS + TILES  # the number of B's first tile
     for v in range(VECTORS):
-        tiles.load(of_b + v, _vector(builder, b, v), _row())
+        tiles.load(of_b + v, builder.gep(b, [b_next]) if v else b, ir.Constant(INDEX, ROW_NBYTES))
     for t in range(count):
         tiles.load(TILES * VECTORS + t, builder.gep(a, [a_next]) if t else a, a_row)
         for v in range(VECTORS):
@@ -224,7 +229,8 @@ def store_tiles(typing: Any, c: Any, c_at: Any, c_next: Any, numbers: Any, at: A
         for t in range(TILES):
             to = builder.gep(sums, [builder.mul(size, ir.Constant(INDEX, t))])
             for v in range(VECTORS):
-                tiles.store(t * VECTORS + v, _vector(builder, to, v), _row())
+                part = builder.gep(to, [ir.Constant(INDEX, v * ROW_NBYTES)])
+                tiles.store(t * VECTORS + v, part, ir.Constant(INDEX, ROW_NBYTES * VECTORS))
         return context.get_dummy_value()
 
     return types.void(c, i64, i64, numbers, i64), generate
@@ -232,16 +238,6 @@ def store_tiles(typing: Any, c: Any, c_at: Any, c_next: Any, numbers: Any, at: A
 
 def _configuration(context: Any, builder: Any, signature: Any, values: Any) -> Any:
     return _bytes(builder, address(context, builder, signature.args[0], *values))
-
-
-def _row() -> Any:
-    """The bytes of a row of COLUMNS sums, or of COLUMNS groups of four bytes."""
-    return ir.Constant(INDEX, SUM_NBYTES * COLUMNS)
-
-
-def _vector(builder: Any, pointer: Any, v: int) -> Any:
-    """The v-th vector from a pointer on."""
-    return builder.gep(pointer, [ir.Constant(INDEX, v * SUM_NBYTES * LANES)])
 
 
 def _bytes(builder: Any, pointer: Any) -> Any:
@@ -314,6 +310,7 @@ def banded(store_sums: Any) -> Any:
         nbytes = a.itemsize
         steps = depth.length * GROUP // cover.step
         a_step, b_step = cover.step // nbytes, cover.step // GROUP * COLUMNS
+        b_next = b_step // VECTORS * GROUP
         pixel_stride = shape.stride_w * shape.channels
         row_stride = shape.stride_h * depth.stride
         tile_stride = cover.height * pixel_stride
@@ -340,7 +337,7 @@ def banded(store_sums: Any) -> Any:
                 for _ in range(each_run):
                     multiply_tiles(
                         count, cover.signed, a, of_a, following, nbytes * pixel_stride, b, of_b,
-                        numbers, configuration,
+                        b_next, numbers, configuration,
                     )  # fmt: skip
                     end = min(stored, row + share)
                     store_places(
