@@ -29,7 +29,15 @@ from r18.graph.ops import (
 from r18.graph.precision import BF16, FP32
 from r18_numba_cpu import conv, im2col, others, winograd
 from r18_numba_cpu.bfloat16 import conv_maxpool
-from r18_numba_cpu.bfloat16.products import FLUSHED, PAIRS, multiply, pack, workspace_nbytes
+from r18_numba_cpu.bfloat16.products import (
+    FLUSHED,
+    PAIRS,
+    multiply,
+    pack,
+    pack_slices,
+    several_slices,
+    workspace_nbytes,
+)
 from r18_numba_cpu.blocking import several_samples
 from r18_numba_cpu.compiled import NAME, ceil_div, module, run
 from r18_numba_cpu.implicit_gemm import from_nchw_refuses
@@ -66,7 +74,16 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         }
         named = f"implicit_gemm{suffix}", "sum"
         here, planes = (partial(multiply, group=group, from_nchw=way) for way in (False, True))
-        conv = options | {"extra_problems": (several_samples(channels=1024),)}
+        samples = several_samples(channels=1024)
+        conv = options | {
+            "pack": partial(pack_slices, group=group),
+            "extra_problems": (samples, several_slices()),
+        }
+        stem = options | {
+            "reads": Layout.NCHW,
+            "refuses": from_nchw_refuses,
+            "extra_problems": (samples,),
+        }
         pooled = options | {
             "pack": partial(conv_maxpool.pack, group=group),
             "scratch": partial(conv_maxpool.workspace_nbytes, group=group),
@@ -76,7 +93,7 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         )
         return (
             kernel(Conv2d, *named, here, **conv),
-            kernel(Conv2d, *named, planes, reads=Layout.NCHW, refuses=from_nchw_refuses, **conv),
+            kernel(Conv2d, *named, planes, **stem),
             kernel(ConvMaxPool, *named, pooling, **pooled),
             kernel(ConvMaxPool, *named, pooling_planes, reads=Layout.NCHW, **pooled),
             kernel(Linear, f"tiled{suffix}", "sum", here, **options),

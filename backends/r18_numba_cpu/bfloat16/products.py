@@ -34,7 +34,14 @@ from r18_numba_cpu import blocking
 from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.integers import tiles
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
-from r18_numba_cpu.kernels.arguments import Blocks, ConvShape, Cover, Epilogue, paired_numbers
+from r18_numba_cpu.kernels.arguments import (
+    SLICE,
+    Blocks,
+    ConvShape,
+    Cover,
+    Epilogue,
+    paired_numbers,
+)
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
     Arrays,
@@ -54,6 +61,11 @@ PAIRS = 2
 """The elements that `vdpbf16ps` multiplies at a time, next to `AMX` and `PORTABLE`: its `group`."""
 
 PAIR_NBYTES = 4
+
+SLICED_NBYTES = 4 << 20
+"""Weights of more than this have their channels in slices: twice what a core's L2 holds, so that a
+call reads them from L3.
+"""
 
 Sum = Conv2d | Linear
 
@@ -91,6 +103,35 @@ def step(length: int) -> int:
     return PAIR_NBYTES * max(count for count in range(1, most + 1) if pairs % count == 0)
 
 
+def slices(op: Sum, group: int, from_nchw: bool = False) -> int:
+    """In how many slices of SLICE channels AMX's bands and panels have the channels, or one.
+
+    Large weights come from L3 with a panel's first outputs, and from L2 with the others. In slices,
+    a part of a panel and what it multiplies stay in L1 for some outputs. Not worth it for a window
+    of one tap, which reads each pixel once for a panel.
+    """
+    conv = as_conv(op)
+    nbytes = conv.depth * conv.out_channels * scratch_dtype(group).itemsize
+    if group != AMX or from_nchw or nbytes <= SLICED_NBYTES or conv.kernel_size == (1, 1):
+        return 1
+    return 1 if conv.in_channels % SLICE else conv.in_channels // SLICE
+
+
+def several_slices() -> Problem:
+    """A convolution in `slices`, whose sums wait in two groups, the second of them smaller.
+
+    Rows and columns have strides of their own, and the last panel is not whole.
+    """
+    conv = Conv2d(64, 680, (7, 7), (2, 1), (3, 4), bias=True, relu=True, residual=True)
+    return Problem(conv, ((1, 64, 10, 16), (1, 680, 5, 18)))
+
+
+def plane(shape: ConvShape, rows: int) -> int:
+    """The elements of a slice of a band of `rows` rows of outputs. shape: of a slice."""
+    width = (shape.out_w - 1) * shape.stride_w + shape.kernel_w
+    return ((rows - 1) * shape.stride_h + shape.kernel_h) * width * shape.channels
+
+
 def blocks(shape: ConvShape, threads: int, group: int) -> Blocks:
     """The cache blocking. With AMX, bands end with room for what tiles read for outputs that are
     not there."""
@@ -122,12 +163,13 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
     return most_threads() * nbytes
 
 
-def pack(op: Sum, weights: Arrays, group: int) -> Arrays:
+def pack(op: Sum, weights: Arrays, group: int, parts: int = 1) -> Arrays:
     """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the bias padded to panels.
 
     Weights are bfloat16 as uint16, with a zero at the end of an odd kernel row; portable ones are
     float32. AMX's are pairs, as uint32, in the order of `tiles.in_order`, with zeros for a channel
-    more where C is odd.
+    more where C is odd. Of several `parts`, the `slices` of the channels, panels are (panels,
+    parts·kh, kw·SLICE/group, columns, group).
     """
     conv = as_conv(op)
     count, channels, kernel_h, kernel_w = len(weights[0]), conv.in_channels, *conv.kernel_size
@@ -137,15 +179,21 @@ def pack(op: Sum, weights: Arrays, group: int) -> Arrays:
     taps = taps.astype(np.float32) if group == PORTABLE else taps.view(np.uint16)
     if group == AMX:
         taps = np.pad(taps, ((0, 0), (0, 0), (0, channels % PAIRS), (0, 0)))
-    runs = taps.reshape(kernel_h, -1, count)
+    by_slice = taps.reshape(kernel_h, kernel_w, parts, -1, count).transpose(2, 0, 1, 3, 4)
+    runs = by_slice.reshape(parts * kernel_h, -1, count)
     length = round_up(runs.shape[1], together)
-    whole: Array = np.zeros((kernel_h, length, panels(count) * columns), runs.dtype)
+    whole: Array = np.zeros((len(runs), length, panels(count) * columns), runs.dtype)
     whole[:, : runs.shape[1], :count] = runs
-    split = whole.reshape(kernel_h, -1, together, panels(count), columns)
+    split = whole.reshape(len(runs), -1, together, panels(count), columns)
     packed = np.ascontiguousarray(split.transpose(3, 0, 1, 4, 2))
     if group == AMX:
         packed = tiles.in_order(packed.view(np.uint32), step(length))
     return packed, padded_bias(conv, weights)
+
+
+def pack_slices(op: Sum, weights: Arrays, group: int) -> Arrays:
+    """The packed weights of a kernel whose bands may be in `slices`."""
+    return pack(op, weights, group, slices(op, group))
 
 
 @lru_cache(maxsize=1024)
@@ -154,17 +202,22 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool) -
     conv = as_conv(op)
     shape = band_shape(op, read, written, group)
     cut = blocks(shape, most_threads(), group)
-    return packed(shape, cut, Epilogue(conv.residual, conv.relu), from_nchw, conv, group)
+    parts = slices(op, group, from_nchw)
+    return packed(shape, cut, Epilogue(conv.residual, conv.relu), from_nchw, conv, group, parts)
 
 
 def packed(
-    shape: ConvShape, cut: Blocks, how: Epilogue, from_nchw: bool, conv: Conv2d, group: int
-) -> Array:
-    """`paired_numbers` as int64, with what AMX's tiles take."""
-    extra = tiles.arguments(shape, cut.rows, cover(shape, cut.rows)) if group == AMX else ()
-    sums = sums_size(group)
-    found = paired_numbers(shape, cut, how, from_nchw, conv.in_channels, sums, *extra)
-    return np.array(found, np.int64)
+    shape: ConvShape, cut: Blocks, how: Epilogue, from_nchw: bool, conv: Conv2d, group: int,
+    parts: int = 1,
+) -> Array:  # fmt: skip
+    """`paired_numbers` as int64, with what AMX's tiles take. parts: the `slices` of channels."""
+    shape = shape._replace(channels=shape.channels // parts)
+    extra: tuple[int, ...] = ()
+    if group == AMX:
+        found = cover(shape, cut.rows)._replace(slices=parts, plane=plane(shape, cut.rows))
+        extra = tiles.arguments(shape, cut.rows, found)
+    sizes = conv.in_channels, sums_size(group)
+    return np.array(paired_numbers(shape, cut, how, from_nchw, *sizes, *extra), np.int64)
 
 
 def multiply(

@@ -8,7 +8,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18_numba_cpu.compiled import ceil_div, module
-from r18_numba_cpu.kernels.arguments import GROUP, TILES, ConvShape, Cover
+from r18_numba_cpu.kernels.arguments import GROUP, TILES, WAITING, ConvShape, Cover
 
 MOST_ROWS, MOST_NBYTES = 16, 64
 """The rows of a tile, and the bytes of a row."""
@@ -110,8 +110,8 @@ def places(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:
 
 
 def sums_size() -> int:
-    """The int32 of the sums of two times TILES tiles: some are stored while others are read."""
-    return 2 * TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
+    """The int32 of the sums that wait: of WAITING times TILES tiles of outputs."""
+    return WAITING * TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
 
 
 def arguments(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:

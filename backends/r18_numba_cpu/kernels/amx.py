@@ -10,7 +10,10 @@ saturates. Sums of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has t
 2. A's rows are neighbouring outputs. They are loaded where they are in the band, `a_row` apart.
    B's tiles follow each other in the order in which they are loaded, so that lines are fetched
    before they are asked for.
-3. Sums are stored, and go through the epilogue from memory while the next tiles are multiplied: a
+3. Where channels are in slices, a slice of a panel is multiplied by up to WAITING pairs of tiles of
+   outputs before the next slice, so that it is in L1 for all but the first. Their sums wait in
+   memory. With the last pair, the next slice is fetched into L2.
+4. Sums are stored, and go through the epilogue from memory while the next tiles are multiplied: a
    few of their rows after each step over K. A core looks only a few steps ahead, since loading a
    tile is some twenty micro-operations: an epilogue behind all the steps would wait for them.
 
@@ -32,13 +35,15 @@ from numba.core import cgutils
 
 from r18_numba_cpu import emulation
 from r18_numba_cpu.kernels import emulated
-from r18_numba_cpu.kernels.arguments import GROUP, TILES, Cover
+from r18_numba_cpu.kernels.arguments import GROUP, TILES, WAITING, Cover
 from r18_numba_cpu.kernels.jit import function, inlined
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS
 from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrinsic
 
 BYTE = ir.IntType(8)
 SUM_NBYTES = 4
+ROWS = 16
+"""The rows of a whole tile."""
 ROW_NBYTES = SUM_NBYTES * LANES
 """The bytes of a row of B's tiles and of sums: a vector of sums, or of groups of four bytes."""
 
@@ -213,13 +218,39 @@ def _multiply_tiles(
 
 
 @intrinsic
+def fetch_tiles(typing: Any, b: Any, at: Any) -> Any:
+    """Fetch the two tiles of B that begin at b[at] into L2. Memory need not be there."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), number, number, number])
+        name = "llvm.prefetch.p0i8"
+        fetch = cgutils.get_or_insert_function(builder.module, kind, name)
+        how = [ir.Constant(number, value) for value in (0, 2, 1)]  # to read, L2, data
+        place = _bytes(builder, address(context, builder, signature.args[0], *values))
+        for line in range(VECTORS * ROWS):
+            builder.call(fetch, [builder.gep(place, [ir.Constant(INDEX, ROW_NBYTES * line)]), *how])
+        return context.get_dummy_value()
+
+    return types.void(b, types.int64), generate
+
+
+@intrinsic
 def store_tiles(typing: Any, c: Any, c_at: Any, c_next: Any, numbers: Any, at: Any) -> Any:
     """c[c_at + t·c_next + p·COLUMNS + o] = C[t, p, o], of all tiles.
 
     c: int32, or float32 for bfloat16. at: of the configuration in numbers.
     """
-    i64 = types.int64
+    return types.void(c, types.int64, types.int64, numbers, types.int64), _of_sums("store")
 
+
+@intrinsic
+def load_tiles(typing: Any, c: Any, c_at: Any, c_next: Any, numbers: Any, at: Any) -> Any:
+    """C[t, p, o] = c[c_at + t·c_next + p·COLUMNS + o], what `store_tiles` has stored."""
+    return types.void(c, types.int64, types.int64, numbers, types.int64), _of_sums("load")
+
+
+def _of_sums(method: str) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = signature.args
         sums = _bytes(builder, address(context, builder, kinds[0], *values[:2]))
@@ -230,10 +261,11 @@ def store_tiles(typing: Any, c: Any, c_at: Any, c_next: Any, numbers: Any, at: A
             to = builder.gep(sums, [builder.mul(size, ir.Constant(INDEX, t))])
             for v in range(VECTORS):
                 part = builder.gep(to, [ir.Constant(INDEX, v * ROW_NBYTES)])
-                tiles.store(t * VECTORS + v, part, ir.Constant(INDEX, ROW_NBYTES * VECTORS))
+                row = ir.Constant(INDEX, ROW_NBYTES * VECTORS)
+                getattr(tiles, method)(t * VECTORS + v, part, row)
         return context.get_dummy_value()
 
-    return types.void(c, i64, i64, numbers, i64), generate
+    return generate
 
 
 def _configuration(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -300,12 +332,13 @@ def banded(store_sums: Any) -> Any:
     ):  # fmt: skip
         """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
 
-        shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes; c: the sums
-        of 2·TILES tiles. numbers: from at_cover on, what `integers.tiles.arguments` makes.
+        shape, depth: of the convolution, with the channels of a slice; a: bytes or bfloat16;
+        b: groups of four bytes; c: sums, as many as `integers.tiles.sums_size`. numbers: from
+        at_cover on, what `integers.tiles.arguments` makes.
         """
         n = numbers[at_cover:]
-        cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0)
-        configuration = at_cover + 5  # after the fields of a `Cover`
+        cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0, n[5], n[6])
+        configuration = at_cover + 7  # after the fields of a `Cover`
         places = configuration + 8  # after 64 bytes
         nbytes = a.itemsize
         steps = depth.length * GROUP // cover.step
@@ -320,33 +353,53 @@ def banded(store_sums: Any) -> Any:
         tiles = rows // lines * each
         size = cover.height * COLUMNS
         most = TILES * cover.height
-        summed = sums = c_at  # where the sums before begin, and where these do
-        stored = 0  # how many rows they have
+        b_slice = depth.runs * steps * b_step
+        pairs = (tiles + TILES - 1) // TILES
+        # Even groups of at most WAITING pairs; of a band in one slice, pair after pair.
+        groups = (pairs + WAITING - 1) // WAITING if cover.slices > 1 else pairs
+        group = (pairs + groups - 1) // groups
+        slots = max(2, group)  # sums stay in theirs until they are read
+        summed = c_at  # where the sums that are complete begin
+        stored = done = 0  # how many rows they have, and which pair they are
+        begin = pair = part = 0
         configure(numbers, configuration)
         # Once more at the end, without tiles and in one step: for the epilogue of the last sums.
-        for first in range(0, tiles + TILES, TILES):
+        for _ in range(pairs * cover.slices + 1):
+            first = TILES * pair
             count = max(0, min(TILES, tiles - first))
             runs, each_run = (depth.runs, steps) if count > 0 else (1, 1)
             share = (stored + runs * each_run - 1) // (runs * each_run)
             start = corner(first, each, row_stride, tile_stride)
             following = nbytes * (corner(first + 1, each, row_stride, tile_stride) - start)
-            clear_sums(numbers, configuration)
-            row, of_b = 0, b_at
+            sums = c_at + pair % slots * TILES * size
+            if part == 0:
+                clear_sums(numbers, configuration)
+            else:
+                load_tiles(c, sums, size, numbers, configuration)
+            is_last = part == cover.slices - 1
+            fetches = not is_last and pair == min(begin + group, pairs) - 1
+            row, of_b = 0, b_at + part * b_slice
             for run in range(runs):
-                of_a = a_at + start + run * depth.stride
+                of_a = a_at + part * cover.plane + start + run * depth.stride
                 for _ in range(each_run):
                     multiply_tiles(
                         count, cover.signed, a, of_a, following, nbytes * pixel_stride, b, of_b,
                         b_next, numbers, configuration,
                     )  # fmt: skip
+                    if fetches:
+                        fetch_tiles(b, of_b + b_slice)
                     end = min(stored, row + share)
                     store_places(
-                        row, end, numbers, places - most, rows * shape.out_w, c, summed, tile, terms
-                    )
+                        row, end, numbers, places + done * most, rows * shape.out_w, c, summed,
+                        tile, terms,
+                    )  # fmt: skip
                     row, of_a, of_b = end, of_a + a_step, of_b + b_step
             store_tiles(c, sums, size, numbers, configuration)
-            places += most
-            stored, summed, sums = count * cover.height, sums, c_at + (sums == c_at) * TILES * size
+            stored, summed, done = is_last * count * cover.height, sums, pair
+            pair += 1
+            if pair == min(begin + group, pairs):
+                part = 0 if is_last else part + 1
+                begin = pair = pair if is_last else begin
         release(numbers, configuration)
 
     return multiply_band

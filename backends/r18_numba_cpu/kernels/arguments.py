@@ -177,6 +177,13 @@ class Summed(NamedTuple):
 TILES = 2
 """AMX's tiles of outputs, and of channels, that are multiplied at a time."""
 
+WAITING = 4
+"""How many times TILES tiles of outputs are multiplied by a slice before the next one, at most.
+Their sums wait in memory."""
+
+SLICE = 32
+"""The channels of a slice in bfloat16: a row of a tile."""
+
 GROUP = 4
 """Bytes of K that AMX multiplies at a time: an int32 of B has as many."""
 
@@ -189,6 +196,9 @@ class Cover(NamedTuple):
     pitch:  outputs from one row to the next, with those between them that no one reads.
     step:   bytes of K in a tile.
     signed: whether the band's bytes are int8.
+    slices: of the channels. In a band they follow each other, each as the band of an image of
+            SLICE channels would be; and so they do in a panel of B.
+    plane:  elements of a band from a slice to the next.
     """
 
     height: int
@@ -196,6 +206,8 @@ class Cover(NamedTuple):
     pitch: int
     step: int
     signed: bool
+    slices: int = 1
+    plane: int = 0
 
 
 SUMS, COVER = 23, 24

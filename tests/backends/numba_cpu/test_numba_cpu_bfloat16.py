@@ -169,6 +169,42 @@ def test_bands_of_any_height_give_the_same_bits(
     assert any(shape.out_h % height for height in heights)  # the last band is lower
 
 
+def test_large_weights_have_their_channels_in_slices() -> None:
+    large = Conv2d(512, 512, (3, 3))
+    assert products.slices(large, AMX) == 16
+    assert products.slices(Conv2d(512, 512, (1, 9)), AMX) == 16
+    for op, group, from_nchw in (
+        (large, AMX, True),
+        (large, products.PAIRS, False),
+        (large, PORTABLE, False),
+        (Conv2d(528, 512, (3, 3)), AMX, False),  # 16.5 slices
+        (Conv2d(4096, 1024, (1, 1)), AMX, False),
+        (Linear(4096, 1024), AMX, False),
+        (Conv2d(256, 512, (3, 3)), AMX, False),
+    ):
+        assert products.slices(op, group, from_nchw) == 1, op
+
+
+@pytest.mark.parametrize("window", [(3, 1, 1), (5, 2, 2), (2, 3, 1)], ids=str)
+def test_slices_in_any_bands_give_the_sum(
+    backend: Backend, window: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one pair of tiles and of several, which wait in one group or in several."""
+    kernel = next(k for k in WITH_AMX if k.op is Conv2d and k.reads is None)
+    monkeypatch.setattr(products, "SLICED_NBYTES", 0)
+    monkeypatch.setattr(blocking, "RESIDENT_NBYTES", 0)
+    for channels, pixels in product((32, 96), ((2, 3, 5), (2, 17, 23))):
+        problem = conv_problem(channels, 40, pixels, window)
+        assert isinstance(problem.op, Conv2d)
+        assert products.slices(problem.op, AMX) == channels // products.SLICE
+        for nbytes in (0, 8_000, 64_000):
+            monkeypatch.setattr(blocking, "BAND_NBYTES", nbytes)
+            monkeypatch.setattr(blocking, "BANDS_NBYTES", 2 * nbytes)
+            products.numbers.cache_clear()
+            result(backend, kernel, problem, "exact")
+    products.numbers.cache_clear()
+
+
 def test_steps_of_tiles_end_where_a_kernel_row_does() -> None:
     for channels, kernel in product((*range(1, 40), 64, 512), (1, 2, 3, 5, 7)):
         op = Conv2d(channels, 8, (kernel, kernel))

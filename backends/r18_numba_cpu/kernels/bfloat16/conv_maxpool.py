@@ -32,8 +32,9 @@ class Image(NamedTuple):
 def copy_image(image, sample, top, rows, row_length, shape, line, scratch, band):
     """`copy_band` of an `Image`. line: not used."""
     copy_band(
-        image.from_nchw, image.x, image.stored, sample, top, rows, row_length, shape, scratch, band
-    )
+        image.from_nchw, image.x, image.stored, sample, top, rows, row_length, shape, scratch, band,
+        1, 0,
+    )  # fmt: skip
 
 
 make_blocks = pooled(copy_image, multiply_band)

@@ -19,6 +19,7 @@ from r18_numba_cpu.kernels.arguments import (
     PAIRED_COVER,
     PAIRED_SUMS,
     RGB,
+    SLICE,
     Blocks,
     ConvShape,
     Depth,
@@ -139,33 +140,65 @@ def _put(scratch, at, bits):
     return same
 
 
+def slices_of(b, numbers):
+    """The slices of a band's channels, and the elements from one to the next.
+
+    By the type of `b`: only AMX's may be several.
+    """
+    raise NotImplementedError("compiled only")
+
+
+@overload(slices_of)
+def _slices_of(b, numbers):
+    if b.dtype == types.uint32:
+        return lambda b, numbers: (numbers[PAIRED_COVER + 5], numbers[PAIRED_COVER + 6])
+    return lambda b, numbers: (1, 0)
+
+
 @function
-def copy_band_from_nhwc(x, stored, sample, top, rows, row_length, shape, scratch, band):
+def put_pixels(x, source, stored, count, scratch, to, channels, slices, plane):
+    """`count` pixels of `channels` at scratch[to:], with zeros beyond those that are stored; of
+    several slices, each slice's pixels, `plane` elements from one slice to the next.
+    """
+    if stored == channels:
+        put_run(x, source, scratch, to, count * channels)
+    elif slices > 1:
+        for pixel in range(count):
+            for part in range(slices):
+                here, there = source + pixel * stored + part * SLICE, to + part * plane
+                put_run(x, here, scratch, there + pixel * SLICE, SLICE)
+    else:
+        for pixel in range(count):
+            here = to + pixel * channels
+            scratch[here : here + channels] = 0
+            put_run(x, source + pixel * stored, scratch, here, stored)
+
+
+@function
+def copy_band_from_nhwc(
+    x, stored, sample, top, rows, row_length, shape, scratch, band, slices, plane
+):  # fmt: skip
     """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
 
     x: (N, H, W, C) of bfloat16, with C `stored`; the band's pixels have shape.channels, zero beyond
     C. A row of the band has `row_length` elements, (pixels, channels). Rows that fall between two
-    windows are skipped, because no tap reads them.
+    windows are skipped, because no tap reads them. slices, plane: see `Cover`.
     """
     left = min(shape.pad_w * shape.channels, row_length)  # a narrow window may see only padding
     right = left + min(shape.width * shape.channels, row_length - left)
     for row in range(rows):
         if row % shape.stride_h >= shape.kernel_h:
             continue
-        to = band + row * row_length
+        first, end = left, right
         if top + row < 0 or top + row >= shape.height:
-            scratch[to : to + row_length] = 0
-            continue
+            first = end = row_length
+        for part in range(slices):
+            to = band + part * plane + row * row_length
+            scratch[to : to + first] = 0
+            scratch[to + end : to + row_length] = 0
         source = (sample * shape.height + top + row) * shape.width * stored
-        scratch[to : to + left] = 0
-        if stored == shape.channels:
-            put_run(x, source, scratch, to + left, right - left)
-        else:
-            for pixel in range((right - left) // shape.channels):
-                here = to + left + pixel * shape.channels
-                scratch[here : here + shape.channels] = 0
-                put_run(x, source + pixel * stored, scratch, here, stored)
-        scratch[to + right : to + row_length] = 0
+        to, count = band + row * row_length + first, (end - first) // shape.channels
+        put_pixels(x, source, stored, count, scratch, to, shape.channels, slices, plane)
 
 
 def put_planes(x, source, plane, stored, count, scratch, to, shape):
@@ -231,12 +264,16 @@ def copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch
 
 
 @function
-def copy_band(from_nchw, x, stored, sample, top, rows, row_length, shape, scratch, band):
-    """`copy_band_from_nchw`, or `copy_band_from_nhwc`."""
+def copy_band(
+    from_nchw, x, stored, sample, top, rows, row_length, shape, scratch, band, slices, plane
+):  # fmt: skip
+    """`copy_band_from_nchw`, which has one slice, or `copy_band_from_nhwc`."""
     if from_nchw:
         copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch, band)
     else:
-        copy_band_from_nhwc(x, stored, sample, top, rows, row_length, shape, scratch, band)
+        copy_band_from_nhwc(
+            x, stored, sample, top, rows, row_length, shape, scratch, band, slices, plane
+        )
 
 
 @kernel
@@ -260,6 +297,7 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, counte
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
     panel_size = weight.size // panels
     depth = Depth(shape.kernel_h, shape.kernel_w * shape.channels, row_length)
+    slices, plane = slices_of(weight, numbers)
     splits = (panels + blocking.panels - 1) // blocking.panels
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
     sets = (shape.samples + blocking.samples - 1) // blocking.samples
@@ -281,8 +319,9 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, counte
             for s in range(samples if part != copied else 0):
                 band = slot + s * blocking.band
                 copy_band(
-                    from_nchw, x, stored, first + s, top, seen, row_length, shape, scratch, band
-                )
+                    from_nchw, x, stored, first + s, top, seen, row_length, shape, scratch, band,
+                    slices, plane,
+                )  # fmt: skip
             copied = part
             last = min(panels, (split + 1) * blocking.panels)
             for panel in range(split * blocking.panels, last):
