@@ -63,7 +63,7 @@ PAIRS = 2
 PAIR_NBYTES = 4
 
 SLICED_NBYTES = 4 << 20
-"""Weights of more than this have their channels in slices: twice what a core's L2 holds, so that a
+"""Weights of more than this have their channels in slices: twice what the L2 of a Xeon holds, so a
 call reads them from L3.
 """
 
