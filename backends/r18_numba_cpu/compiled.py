@@ -76,7 +76,7 @@ class WorkerMemory(HostMemory):
     where the part of another worker was.
     """
 
-    by_size_nbytes = 16 << 20  # beyond it, fewer bytes in caches count for more
+    by_size_nbytes = 16 << 20  # larger plans run faster if buffers of all sizes share bytes
 
 
 class CallStream(HostStream):

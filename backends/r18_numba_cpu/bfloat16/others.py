@@ -34,7 +34,6 @@ from r18_numba_cpu.bfloat16.products import (
     PAIRS,
     multiply,
     pack,
-    pack_slices,
     several_slices,
     workspace_nbytes,
 )
@@ -73,17 +72,15 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
             "edges": (VECTOR, PANEL, AMX // PAIRS) if group == AMX else (*TILE_ROWS, VECTOR, PANEL),
         }
         named = f"implicit_gemm{suffix}", "sum"
-        here, planes = (partial(multiply, group=group, from_nchw=way) for way in (False, True))
-        samples = several_samples(channels=1024)
+        sliced = group == AMX
+        here = partial(multiply, group=group, sliced=sliced)
+        planes = partial(multiply, group=group, from_nchw=True)
+        several = (several_samples(channels=1024),)
         conv = options | {
-            "pack": partial(pack_slices, group=group),
-            "extra_problems": (samples, several_slices()),
+            "pack": partial(pack, group=group, sliced=sliced),
+            "extra_problems": (*several, several_slices()) if sliced else several,
         }
-        stem = options | {
-            "reads": Layout.NCHW,
-            "refuses": from_nchw_refuses,
-            "extra_problems": (samples,),
-        }
+        stem = options | {"reads": Layout.NCHW, "extra_problems": several}
         pooled = options | {
             "pack": partial(conv_maxpool.pack, group=group),
             "scratch": partial(conv_maxpool.workspace_nbytes, group=group),
@@ -93,7 +90,7 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         )
         return (
             kernel(Conv2d, *named, here, **conv),
-            kernel(Conv2d, *named, planes, **stem),
+            kernel(Conv2d, *named, planes, refuses=from_nchw_refuses, **stem),
             kernel(ConvMaxPool, *named, pooling, **pooled),
             kernel(ConvMaxPool, *named, pooling_planes, reads=Layout.NCHW, **pooled),
             kernel(Linear, f"tiled{suffix}", "sum", here, **options),

@@ -22,6 +22,7 @@ takes at least one term out of the tree: K losses, of less than 2⁻¹²⁶ each
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -35,6 +36,7 @@ from r18_numba_cpu.compiled import counters, module, most_threads, run
 from r18_numba_cpu.integers import tiles
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
 from r18_numba_cpu.kernels.arguments import (
+    MOST_NBYTES,
     SLICE,
     Blocks,
     ConvShape,
@@ -67,6 +69,11 @@ SLICED_NBYTES = 4 << 20
 call reads them from L3.
 """
 
+MOST_TAPS = 16
+"""A slice of a panel has 2 KiB for a tap. So many, and the pixels that they read, stay in an L1."""
+
+BF16_NBYTES = 2
+
 Sum = Conv2d | Linear
 
 
@@ -95,38 +102,38 @@ def cover(shape: ConvShape, rows: int) -> Cover:
 
 
 def step(length: int) -> int:
-    """Bytes of K in a tile, of a kernel row of `length` elements, which is whole steps: values
-    beyond it may be infinite.
+    """The most bytes of K in a tile of which a kernel row of `length` elements has whole steps.
+
+    A step that went on beyond the row would read values that may be infinite.
     """
     pairs = length // PAIRS
-    most = tiles.MOST_NBYTES // PAIR_NBYTES
+    most = MOST_NBYTES // PAIR_NBYTES
     return PAIR_NBYTES * max(count for count in range(1, most + 1) if pairs % count == 0)
 
 
-def slices(op: Sum, group: int, from_nchw: bool = False) -> int:
-    """In how many slices of SLICE channels AMX's bands and panels have the channels, or one.
+def slices(op: Sum) -> int:
+    """In how many slices of SLICE channels AMX's bands and panels have the channels; else one.
 
     Large weights come from L3 with a panel's first outputs, and from L2 with the others. In slices,
-    a part of a panel and what it multiplies stay in L1 for some outputs. Not worth it for a window
-    of one tap, which reads each pixel once for a panel.
+    a part of a panel, of up to MOST_TAPS taps, and what it multiplies stay in L1 for some outputs.
+    Not worth it for a window of one tap, which reads each pixel once for a panel.
     """
     conv = as_conv(op)
-    nbytes = conv.depth * conv.out_channels * scratch_dtype(group).itemsize
-    if group != AMX or from_nchw or nbytes <= SLICED_NBYTES or conv.kernel_size == (1, 1):
-        return 1
-    return 1 if conv.in_channels % SLICE else conv.in_channels // SLICE
+    is_large = conv.depth * conv.out_channels * BF16_NBYTES > SLICED_NBYTES
+    is_worth_it = is_large and 1 < math.prod(conv.kernel_size) <= MOST_TAPS
+    return conv.in_channels // SLICE if is_worth_it and conv.in_channels % SLICE == 0 else 1
 
 
 def several_slices() -> Problem:
-    """A convolution in `slices`, whose sums wait in two groups, the second of them smaller.
+    """A convolution in `slices`, whose sums wait in two turns, the second of them shorter.
 
-    Rows and columns have strides of their own, and the last panel is not whole.
+    Rows and columns have different strides, tiles are full, and the last panel is not whole.
     """
-    conv = Conv2d(64, 680, (7, 7), (2, 1), (3, 4), bias=True, relu=True, residual=True)
-    return Problem(conv, ((1, 64, 10, 16), (1, 680, 5, 18)))
+    conv = Conv2d(128, 1850, (3, 3), (2, 1), (1, 2), bias=True, relu=True, residual=True)
+    return Problem(conv, ((1, 128, 9, 30), (1, 1850, 5, 32)))
 
 
-def plane(shape: ConvShape, rows: int) -> int:
+def slice_stride(shape: ConvShape, rows: int) -> int:
     """The elements of a slice of a band of `rows` rows of outputs. shape: of a slice."""
     width = (shape.out_w - 1) * shape.stride_w + shape.kernel_w
     return ((rows - 1) * shape.stride_h + shape.kernel_h) * width * shape.channels
@@ -163,13 +170,13 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
     return most_threads() * nbytes
 
 
-def pack(op: Sum, weights: Arrays, group: int, parts: int = 1) -> Arrays:
+def pack(op: Sum, weights: Arrays, group: int, sliced: bool = False) -> Arrays:
     """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the bias padded to panels.
 
     Weights are bfloat16 as uint16, with a zero at the end of an odd kernel row; portable ones are
     float32. AMX's are pairs, as uint32, in the order of `tiles.in_order`, with zeros for a channel
-    more where C is odd. Of several `parts`, the `slices` of the channels, panels are (panels,
-    parts·kh, kw·SLICE/group, columns, group).
+    more where C is odd. `sliced` ones, if they are in several `slices`, are (panels, slices·kh,
+    kw·SLICE/2, columns, 1), slice after slice.
     """
     conv = as_conv(op)
     count, channels, kernel_h, kernel_w = len(weights[0]), conv.in_channels, *conv.kernel_size
@@ -179,8 +186,9 @@ def pack(op: Sum, weights: Arrays, group: int, parts: int = 1) -> Arrays:
     taps = taps.astype(np.float32) if group == PORTABLE else taps.view(np.uint16)
     if group == AMX:
         taps = np.pad(taps, ((0, 0), (0, 0), (0, channels % PAIRS), (0, 0)))
-    by_slice = taps.reshape(kernel_h, kernel_w, parts, -1, count).transpose(2, 0, 1, 3, 4)
-    runs = by_slice.reshape(parts * kernel_h, -1, count)
+    pieces = slices(op) if sliced else 1
+    by_slice = taps.reshape(kernel_h, kernel_w, pieces, -1, count).transpose(2, 0, 1, 3, 4)
+    runs = by_slice.reshape(pieces * kernel_h, -1, count)
     length = round_up(runs.shape[1], together)
     whole: Array = np.zeros((len(runs), length, panels(count) * columns), runs.dtype)
     whole[:, : runs.shape[1], :count] = runs
@@ -191,30 +199,28 @@ def pack(op: Sum, weights: Arrays, group: int, parts: int = 1) -> Arrays:
     return packed, padded_bias(conv, weights)
 
 
-def pack_slices(op: Sum, weights: Arrays, group: int) -> Arrays:
-    """The packed weights of a kernel whose bands may be in `slices`."""
-    return pack(op, weights, group, slices(op, group))
-
-
 @lru_cache(maxsize=1024)
-def numbers(op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool) -> Array:
+def numbers(
+    op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool, sliced: bool
+) -> Array:
     """The kernel's arguments that are not arrays, as int64. Cached: every run needs them."""
     conv = as_conv(op)
     shape = band_shape(op, read, written, group)
     cut = blocks(shape, most_threads(), group)
-    parts = slices(op, group, from_nchw)
-    return packed(shape, cut, Epilogue(conv.residual, conv.relu), from_nchw, conv, group, parts)
+    how, pieces = Epilogue(conv.residual, conv.relu), slices(op) if sliced else 1
+    return packed(shape, cut, how, from_nchw, conv, group, pieces)
 
 
 def packed(
     shape: ConvShape, cut: Blocks, how: Epilogue, from_nchw: bool, conv: Conv2d, group: int,
-    parts: int = 1,
+    pieces: int = 1,
 ) -> Array:  # fmt: skip
-    """`paired_numbers` as int64, with what AMX's tiles take. parts: the `slices` of channels."""
-    shape = shape._replace(channels=shape.channels // parts)
+    """`paired_numbers` as int64, with what AMX's tiles take. pieces: the `slices` of a band."""
+    shape = shape._replace(channels=shape.channels // pieces)
     extra: tuple[int, ...] = ()
     if group == AMX:
-        found = cover(shape, cut.rows)._replace(slices=parts, plane=plane(shape, cut.rows))
+        stride = slice_stride(shape, cut.rows)
+        found = cover(shape, cut.rows)._replace(slices=pieces, slice_stride=stride)
         extra = tiles.arguments(shape, cut.rows, found)
     sizes = conv.in_channels, sums_size(group)
     return np.array(paired_numbers(shape, cut, how, from_nchw, *sizes, *extra), np.int64)
@@ -222,15 +228,16 @@ def packed(
 
 def multiply(
     op: Sum, inputs: Arrays, weights: Arrays, out: Array, workspace: Array, group: int,
-    from_nchw: bool = False,
+    from_nchw: bool = False, sliced: bool = False,
 ) -> None:  # fmt: skip
+    """sliced: whether weights are packed so."""
     read = channels_last(inputs[0], from_nchw)
     sums = most_threads() * sums_size(group) * FLOAT_NBYTES
     run(
         module("bfloat16.implicit_gemm").implicit_gemm,
         *(inputs[0].view(np.uint16), *weights, inputs[-1].view(np.uint16), out.view(np.uint16)),
         *(workspace[:sums].view(np.float32), workspace[sums:].view(scratch_dtype(group))),
-        *(numbers(op, read, out.shape, group, from_nchw), counters()),
+        *(numbers(op, read, out.shape, group, from_nchw, sliced), counters()),
     )
 
 

@@ -8,10 +8,15 @@ import numpy as np
 
 from r18.backend import Array
 from r18_numba_cpu.compiled import ceil_div, module
-from r18_numba_cpu.kernels.arguments import GROUP, TILES, WAITING, ConvShape, Cover
-
-MOST_ROWS, MOST_NBYTES = 16, 64
-"""The rows of a tile, and the bytes of a row."""
+from r18_numba_cpu.kernels.arguments import (
+    GROUP,
+    MOST_NBYTES,
+    MOST_PAIRS,
+    MOST_ROWS,
+    TILES,
+    ConvShape,
+    Cover,
+)
 
 
 def step(length: int) -> int:
@@ -26,10 +31,11 @@ def padded(length: int) -> int:
 
 
 def in_order(packed: Array, step: int) -> Array:
-    """Panels (panels, kh, groups, columns, 1) with the rows of each of B's tiles together.
+    """Panels with the rows of each of B's tiles together, in the order in which tiles are loaded.
 
-    They become (panels, kh, steps, columns/LANES, step/GROUP, LANES), of the same shape: B's tiles
-    in the order in which they are loaded, each of neighbouring cache lines.
+    packed: (panels, kh, groups, columns, 1), uint32 or int32. step: bytes of K in a tile. Returns
+    an array of that shape, whose elements are (panels, kh, steps, columns/LANES, step/GROUP,
+    LANES).
     """
     lanes = int(module("vector").LANES)
     rows = packed.reshape(*packed.shape[:2], -1, step // GROUP, packed.shape[3] // lanes, lanes)
@@ -110,8 +116,10 @@ def places(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:
 
 
 def sums_size() -> int:
-    """The int32 of the sums that wait: of WAITING times TILES tiles of outputs."""
-    return WAITING * TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
+    """The int32 or float32 of a worker's sums: of MOST_PAIRS pairs of tiles of outputs. Without
+    slices two pairs are used: some sums are stored while others are read.
+    """
+    return MOST_PAIRS * TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
 
 
 def arguments(shape: ConvShape, rows: int, how: Cover) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ saturates. Sums of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has t
 2. A's rows are neighbouring outputs. They are loaded where they are in the band, `a_row` apart.
    B's tiles follow each other in the order in which they are loaded, so that lines are fetched
    before they are asked for.
-3. Where channels are in slices, a slice of a panel is multiplied by up to WAITING pairs of tiles of
-   outputs before the next slice, so that it is in L1 for all but the first. Their sums wait in
-   memory. With the last pair, the next slice is fetched into L2.
+3. Where channels are in slices, a slice of a panel multiplies up to MOST_PAIRS pairs of tiles of
+   outputs before the next slice does, and is in L1 for all but the first. Sums wait in memory. With
+   the last pair, the next slice is fetched into L2.
 4. Sums are stored, and go through the epilogue from memory while the next tiles are multiplied: a
    few of their rows after each step over K. A core looks only a few steps ahead, since loading a
    tile is some twenty micro-operations: an epilogue behind all the steps would wait for them.
@@ -35,15 +35,20 @@ from numba.core import cgutils
 
 from r18_numba_cpu import emulation
 from r18_numba_cpu.kernels import emulated
-from r18_numba_cpu.kernels.arguments import GROUP, TILES, WAITING, Cover
+from r18_numba_cpu.kernels.arguments import (
+    COVER_FIELDS,
+    GROUP,
+    MOST_PAIRS,
+    MOST_ROWS,
+    TILES,
+    Cover,
+)
 from r18_numba_cpu.kernels.jit import function, inlined
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS, fetch_lines
 from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrinsic
 
 BYTE = ir.IntType(8)
 SUM_NBYTES = 4
-ROWS = 16
-"""The rows of a whole tile."""
 ROW_NBYTES = SUM_NBYTES * LANES
 """The bytes of a row of B's tiles and of sums: a vector of sums, or of groups of four bytes."""
 
@@ -210,7 +215,8 @@ def _multiply_tiles(
     a_next, a_row, b_next = strides
     of_b = TILES * VECTORS + TILES  # the number of B's first tile
     for v in range(VECTORS):
-        tiles.load(of_b + v, builder.gep(b, [b_next]) if v else b, ir.Constant(INDEX, ROW_NBYTES))
+        b_tile = builder.gep(b, [builder.mul(b_next, ir.Constant(INDEX, v))])
+        tiles.load(of_b + v, b_tile, ir.Constant(INDEX, ROW_NBYTES))
     for t in range(count):
         tiles.load(TILES * VECTORS + t, builder.gep(a, [a_next]) if t else a, a_row)
         for v in range(VECTORS):
@@ -219,17 +225,14 @@ def _multiply_tiles(
 
 @intrinsic
 def fetch_tiles(typing: Any, b: Any, at: Any) -> Any:
-    """Fetch the two tiles of B that begin at b[at] into L2. Memory need not be there."""
+    """Fetch the tiles of B for one step, which begin at b[at], into L2.
+
+    NOTE: those of a step of MOST_NBYTES, as slices have it.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), number, number, number])
-        name = "llvm.prefetch.p0i8"
-        fetch = cgutils.get_or_insert_function(builder.module, kind, name)
-        how = [ir.Constant(number, value) for value in (0, 2, 1)]  # to read, L2, data
         place = _bytes(builder, address(context, builder, signature.args[0], *values))
-        for line in range(VECTORS * ROWS):
-            builder.call(fetch, [builder.gep(place, [ir.Constant(INDEX, ROW_NBYTES * line)]), *how])
+        fetch_lines(builder, place, VECTORS * MOST_ROWS * ROW_NBYTES)
         return context.get_dummy_value()
 
     return types.void(b, types.int64), generate
@@ -338,7 +341,7 @@ def banded(store_sums: Any) -> Any:
         """
         n = numbers[at_cover:]
         cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0, n[5], n[6])
-        configuration = at_cover + 7  # after the fields of a `Cover`
+        configuration = at_cover + COVER_FIELDS
         places = configuration + 8  # after 64 bytes
         nbytes = a.itemsize
         steps = depth.length * GROUP // cover.step
@@ -355,13 +358,13 @@ def banded(store_sums: Any) -> Any:
         most = TILES * cover.height
         b_slice = depth.runs * steps * b_step
         pairs = (tiles + TILES - 1) // TILES
-        # Even groups of at most WAITING pairs; of a band in one slice, pair after pair.
-        groups = (pairs + WAITING - 1) // WAITING if cover.slices > 1 else pairs
-        group = (pairs + groups - 1) // groups
-        slots = max(2, group)  # sums stay in theirs until they are read
+        # Even turns of at most MOST_PAIRS pairs; of a band in one slice, pair after pair.
+        turns = (pairs + MOST_PAIRS - 1) // MOST_PAIRS if cover.slices > 1 else pairs
+        turn = (pairs + turns - 1) // turns
+        slots = max(2, turn)  # sums stay in theirs until they are read
         summed = c_at  # where the sums that are complete begin
         stored = done = 0  # how many rows they have, and which pair they are
-        begin = pair = part = 0
+        begin = pair = piece = 0  # of the turn; and the slice
         configure(numbers, configuration)
         # Once more at the end, without tiles and in one step: for the epilogue of the last sums.
         for _ in range(pairs * cover.slices + 1):
@@ -372,15 +375,15 @@ def banded(store_sums: Any) -> Any:
             start = corner(first, each, row_stride, tile_stride)
             following = nbytes * (corner(first + 1, each, row_stride, tile_stride) - start)
             sums = c_at + pair % slots * TILES * size
-            if part == 0:
+            if piece == 0:
                 clear_sums(numbers, configuration)
             else:
                 load_tiles(c, sums, size, numbers, configuration)
-            is_last = part == cover.slices - 1
-            fetches = not is_last and pair == min(begin + group, pairs) - 1
-            row, of_b = 0, b_at + part * b_slice
+            is_last = piece == cover.slices - 1
+            fetches = not is_last and pair == min(begin + turn, pairs) - 1
+            row, of_b = 0, b_at + piece * b_slice
             for run in range(runs):
-                of_a = a_at + part * cover.plane + start + run * depth.stride
+                of_a = a_at + piece * cover.slice_stride + start + run * depth.stride
                 for _ in range(each_run):
                     multiply_tiles(
                         count, cover.signed, a, of_a, following, nbytes * pixel_stride, b, of_b,
@@ -397,8 +400,8 @@ def banded(store_sums: Any) -> Any:
             store_tiles(c, sums, size, numbers, configuration)
             stored, summed, done = is_last * count * cover.height, sums, pair
             pair += 1
-            if pair == min(begin + group, pairs):
-                part = 0 if is_last else part + 1
+            if pair == min(begin + turn, pairs):
+                piece = 0 if is_last else piece + 1
                 begin = pair = pair if is_last else begin
         release(numbers, configuration)
 

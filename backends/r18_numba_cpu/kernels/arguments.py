@@ -177,12 +177,15 @@ class Summed(NamedTuple):
 TILES = 2
 """AMX's tiles of outputs, and of channels, that are multiplied at a time."""
 
-WAITING = 4
-"""How many times TILES tiles of outputs are multiplied by a slice before the next one, at most.
-Their sums wait in memory."""
+MOST_ROWS, MOST_NBYTES = 16, 64
+"""The rows of a tile, and the bytes of a row."""
+
+MOST_PAIRS = 4
+"""The most pairs of tiles of outputs that a slice multiplies before the next slice: their sums wait
+in memory."""
 
 SLICE = 32
-"""The channels of a slice in bfloat16: a row of a tile."""
+"""The channels of a slice, in bfloat16: a row of a tile."""
 
 GROUP = 4
 """Bytes of K that AMX multiplies at a time: an int32 of B has as many."""
@@ -198,7 +201,7 @@ class Cover(NamedTuple):
     signed: whether the band's bytes are int8.
     slices: of the channels. In a band they follow each other, each as the band of an image of
             SLICE channels would be; and so they do in a panel of B.
-    plane:  elements of a band from a slice to the next.
+    slice_stride: elements of a band from a slice to the next.
     """
 
     height: int
@@ -207,8 +210,10 @@ class Cover(NamedTuple):
     step: int
     signed: bool
     slices: int = 1
-    plane: int = 0
+    slice_stride: int = 0
 
+
+COVER_FIELDS = len(Cover._fields)
 
 SUMS, COVER = 23, 24
 """The indices of `sums` and of the `Cover` in `packed_numbers`."""
@@ -228,6 +233,9 @@ def packed_numbers(
 
 PAIRED_SUMS, PAIRED_COVER = 22, 23
 """The indices of `sums` and of the `Cover` in `paired_numbers`."""
+PAIRED_SLICES, PAIRED_SLICE_STRIDE = (
+    PAIRED_COVER + Cover._fields.index(name) for name in ("slices", "slice_stride")
+)
 
 
 def paired_numbers(

@@ -174,13 +174,18 @@ def fetch_ahead(builder: Any, here: Any) -> None:
 
     An address outside of B does no harm: a prefetch never faults.
     """
+    row = builder.bitcast(here, ir.IntType(8).as_pointer())
+    fetch_lines(builder, builder.gep(row, [ir.Constant(INDEX, AHEAD_NBYTES)]), COLUMNS * 4)
+
+
+def fetch_lines(builder: Any, pointer: Any, nbytes: int) -> None:
+    """Prefetch the cache lines of `nbytes` bytes into L2."""
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
     hints = [ir.Constant(word, value) for value in (0, TO_L2, 1)]
-    row = builder.bitcast(here, byte)
-    for at in range(0, COLUMNS * 4, CACHE_LINE):
-        line = builder.gep(row, [ir.Constant(INDEX, AHEAD_NBYTES + at)])
+    for at in range(0, nbytes, CACHE_LINE):
+        line = builder.gep(pointer, [ir.Constant(INDEX, at)])
         builder.call(fetch, [line, *hints])
 
 

@@ -30,7 +30,9 @@ from r18.runtime.launch import run_kernel
 from r18.weights import load_weights
 from r18_numba_cpu import Backend, bfloat16, blocking, compiled, integers, without
 from r18_numba_cpu.bfloat16 import products
+from r18_numba_cpu.integers import tiles as integers_tiles
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
+from r18_numba_cpu.kernels.arguments import MOST_PAIRS
 from r18_oracle.generate.inputs import kinds_for
 from r18_oracle.network.outputs import output_loss
 from r18_oracle.ops.normalize import normalization
@@ -170,39 +172,62 @@ def test_bands_of_any_height_give_the_same_bits(
 
 
 def test_large_weights_have_their_channels_in_slices() -> None:
-    large = Conv2d(512, 512, (3, 3))
-    assert products.slices(large, AMX) == 16
-    assert products.slices(Conv2d(512, 512, (1, 9)), AMX) == 16
-    for op, group, from_nchw in (
-        (large, AMX, True),
-        (large, products.PAIRS, False),
-        (large, PORTABLE, False),
-        (Conv2d(528, 512, (3, 3)), AMX, False),  # 16.5 slices
-        (Conv2d(4096, 1024, (1, 1)), AMX, False),
-        (Linear(4096, 1024), AMX, False),
-        (Conv2d(256, 512, (3, 3)), AMX, False),
+    assert products.slices(Conv2d(512, 512, (3, 3))) == 16
+    assert products.slices(Conv2d(512, 512, (1, 9))) == 16
+    for op in (
+        Conv2d(528, 512, (3, 3)),  # 16.5 slices
+        Conv2d(4096, 1024, (1, 1)),
+        Conv2d(512, 512, (5, 5)),  # 50 KiB of a panel in a slice
+        Conv2d(256, 512, (3, 3)),
+        Linear(4096, 1024),
     ):
-        assert products.slices(op, group, from_nchw) == 1, op
+        assert products.slices(op) == 1, op
 
 
-@pytest.mark.parametrize("window", [(3, 1, 1), (5, 2, 2), (2, 3, 1)], ids=str)
+def turns_of(problem: Problem) -> int:
+    """How many turns the pairs of tiles of a band take."""
+    read, written = ((n, h, w, c) for n, c, h, w in (problem.inputs[0], problem.output))
+    assert isinstance(problem.op, Conv2d)
+    shape = products.band_shape(problem.op, read, written, AMX)
+    rows = products.blocks(shape, compiled.most_threads(), AMX).rows
+    cover = products.cover(shape, rows)
+    tiles = len(integers_tiles.places(shape, rows, cover)) // cover.height
+    return -(-tiles // (2 * MOST_PAIRS))
+
+
+def test_the_oracle_is_given_slices_in_two_turns() -> None:
+    problem = products.several_slices()
+    assert isinstance(problem.op, Conv2d)
+    assert products.slices(problem.op) == 4
+    assert turns_of(problem) == 2
+    for kernel in WITH_AMX:
+        is_sliced = kernel.op is Conv2d and kernel.reads is None
+        assert (problem in kernel.extra_problems) == is_sliced
+
+
+@pytest.mark.parametrize("window", [(3, 1, 1), (5, 2, 2), (2, 2, 1)], ids=str)
 def test_slices_in_any_bands_give_the_sum(
     backend: Backend, window: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one pair of tiles and of several, which wait in one group or in several."""
+    """Of one pair of tiles and of several, whose sums wait in one turn or in several."""
     kernel = next(k for k in WITH_AMX if k.op is Conv2d and k.reads is None)
     monkeypatch.setattr(products, "SLICED_NBYTES", 0)
+    monkeypatch.setattr(products, "MOST_TAPS", 25)
     monkeypatch.setattr(blocking, "RESIDENT_NBYTES", 0)
-    for channels, pixels in product((32, 96), ((2, 3, 5), (2, 17, 23))):
+    monkeypatch.setattr(blocking, "COPIED", 0)  # or the number of threads decides on rows, too
+    turns = set()
+    for channels, pixels in product((64, 96), ((2, 3, 5), (2, 17, 23))):
         problem = conv_problem(channels, 40, pixels, window)
         assert isinstance(problem.op, Conv2d)
-        assert products.slices(problem.op, AMX) == channels // products.SLICE
-        for nbytes in (0, 8_000, 64_000):
+        assert products.slices(problem.op) == channels // products.SLICE
+        for nbytes in (0, 8_000, 200_000):
             monkeypatch.setattr(blocking, "BAND_NBYTES", nbytes)
             monkeypatch.setattr(blocking, "BANDS_NBYTES", 2 * nbytes)
             products.numbers.cache_clear()
             result(backend, kernel, problem, "exact")
+            turns.add(turns_of(problem))
     products.numbers.cache_clear()
+    assert min(turns) == 1 < max(turns)
 
 
 def test_steps_of_tiles_end_where_a_kernel_row_does() -> None:

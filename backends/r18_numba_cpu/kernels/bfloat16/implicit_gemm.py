@@ -17,6 +17,8 @@ from numba import prange, types
 from r18_numba_cpu.kernels import amx
 from r18_numba_cpu.kernels.arguments import (
     PAIRED_COVER,
+    PAIRED_SLICE_STRIDE,
+    PAIRED_SLICES,
     PAIRED_SUMS,
     RGB,
     SLICE,
@@ -151,21 +153,21 @@ def slices_of(b, numbers):
 @overload(slices_of)
 def _slices_of(b, numbers):
     if b.dtype == types.uint32:
-        return lambda b, numbers: (numbers[PAIRED_COVER + 5], numbers[PAIRED_COVER + 6])
+        return lambda b, numbers: (numbers[PAIRED_SLICES], numbers[PAIRED_SLICE_STRIDE])
     return lambda b, numbers: (1, 0)
 
 
 @function
-def put_pixels(x, source, stored, count, scratch, to, channels, slices, plane):
+def put_pixels(x, source, stored, count, scratch, to, channels, slices, slice_stride):
     """`count` pixels of `channels` at scratch[to:], with zeros beyond those that are stored; of
-    several slices, each slice's pixels, `plane` elements from one slice to the next.
+    several slices, each slice's, `slice_stride` elements from one slice to the next.
     """
     if stored == channels:
         put_run(x, source, scratch, to, count * channels)
     elif slices > 1:
         for pixel in range(count):
-            for part in range(slices):
-                here, there = source + pixel * stored + part * SLICE, to + part * plane
+            for piece in range(slices):
+                here, there = source + pixel * stored + piece * SLICE, to + piece * slice_stride
                 put_run(x, here, scratch, there + pixel * SLICE, SLICE)
     else:
         for pixel in range(count):
@@ -176,13 +178,13 @@ def put_pixels(x, source, stored, count, scratch, to, channels, slices, plane):
 
 @function
 def copy_band_from_nhwc(
-    x, stored, sample, top, rows, row_length, shape, scratch, band, slices, plane
+    x, stored, sample, top, rows, row_length, shape, scratch, band, slices, slice_stride
 ):  # fmt: skip
     """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
 
     x: (N, H, W, C) of bfloat16, with C `stored`; the band's pixels have shape.channels, zero beyond
     C. A row of the band has `row_length` elements, (pixels, channels). Rows that fall between two
-    windows are skipped, because no tap reads them. slices, plane: see `Cover`.
+    windows are skipped, because no tap reads them. slices, slice_stride: see `Cover`.
     """
     left = min(shape.pad_w * shape.channels, row_length)  # a narrow window may see only padding
     right = left + min(shape.width * shape.channels, row_length - left)
@@ -192,13 +194,13 @@ def copy_band_from_nhwc(
         first, end = left, right
         if top + row < 0 or top + row >= shape.height:
             first = end = row_length
-        for part in range(slices):
-            to = band + part * plane + row * row_length
+        for piece in range(slices):
+            to = band + piece * slice_stride + row * row_length
             scratch[to : to + first] = 0
             scratch[to + end : to + row_length] = 0
         source = (sample * shape.height + top + row) * shape.width * stored
         to, count = band + row * row_length + first, (end - first) // shape.channels
-        put_pixels(x, source, stored, count, scratch, to, shape.channels, slices, plane)
+        put_pixels(x, source, stored, count, scratch, to, shape.channels, slices, slice_stride)
 
 
 def put_planes(x, source, plane, stored, count, scratch, to, shape):
@@ -265,14 +267,14 @@ def copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch
 
 @function
 def copy_band(
-    from_nchw, x, stored, sample, top, rows, row_length, shape, scratch, band, slices, plane
+    from_nchw, x, stored, sample, top, rows, row_length, shape, scratch, band, slices, slice_stride
 ):  # fmt: skip
     """`copy_band_from_nchw`, which has one slice, or `copy_band_from_nhwc`."""
     if from_nchw:
         copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch, band)
     else:
         copy_band_from_nhwc(
-            x, stored, sample, top, rows, row_length, shape, scratch, band, slices, plane
+            x, stored, sample, top, rows, row_length, shape, scratch, band, slices, slice_stride
         )
 
 
@@ -297,7 +299,7 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, counte
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
     panel_size = weight.size // panels
     depth = Depth(shape.kernel_h, shape.kernel_w * shape.channels, row_length)
-    slices, plane = slices_of(weight, numbers)
+    slices, slice_stride = slices_of(weight, numbers)
     splits = (panels + blocking.panels - 1) // blocking.panels
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
     sets = (shape.samples + blocking.samples - 1) // blocking.samples
@@ -320,7 +322,7 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, counte
                 band = slot + s * blocking.band
                 copy_band(
                     from_nchw, x, stored, first + s, top, seen, row_length, shape, scratch, band,
-                    slices, plane,
+                    slices, slice_stride,
                 )  # fmt: skip
             copied = part
             last = min(panels, (split + 1) * blocking.panels)
