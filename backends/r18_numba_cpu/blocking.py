@@ -36,15 +36,13 @@ def blocks(
     after: the elements that are read beyond a band of a number of rows. before: those of a slot
     that are not for bands.
     """
-    length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
+    length = row_length(shape)
     fitting = BAND_NBYTES // (nbytes * length)
     rows = max(1, min(shape.out_h, (fitting - shape.kernel_h) // shape.stride_h + 1))
-    whole = ((shape.out_h - 1) * shape.stride_h + shape.kernel_h) * length
-    if weight_nbytes <= COPIED * whole * nbytes:
+    if weight_nbytes <= COPIED * seen_rows(shape, shape.out_h) * length * nbytes:
         rows = min(rows, ceil_div(shape.out_h, ceil_div(threads, shape.samples)))
     rows = ceil_div(shape.out_h, ceil_div(shape.out_h, rows))
-    seen = (rows - 1) * shape.stride_h + shape.kernel_h
-    band = round_up(seen * length, CACHE_LINE)
+    band = round_up(seen_rows(shape, rows) * length, CACHE_LINE)
     samples = 1
     if weight_nbytes > RESIDENT_NBYTES:
         samples = max(1, min(shape.samples, BANDS_NBYTES // (band * nbytes)))
@@ -53,6 +51,16 @@ def blocks(
     splits = min(panels(shape.outputs), ceil_div(2 * threads, parts))
     slot = power_of_two(before + samples * band + after(rows))
     return Blocks(samples, rows, ceil_div(panels(shape.outputs), splits), band, slot)
+
+
+def row_length(shape: ConvShape) -> int:
+    """The elements of a band's row: the channels of all pixels that a row of outputs reads."""
+    return ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
+
+
+def seen_rows(shape: ConvShape, rows: int) -> int:
+    """The rows of the padded image that `rows` rows of outputs read."""
+    return (rows - 1) * shape.stride_h + shape.kernel_h
 
 
 def power_of_two(size: int) -> int:
@@ -69,4 +77,12 @@ def several_samples(channels: int) -> Problem:
     return Problem(Conv2d(channels, 64, (3, 3), bias=True, relu=True), ((25, channels, 4, 4),))
 
 
-__all__ = ["BANDS_NBYTES", "BAND_NBYTES", "RESIDENT_NBYTES", "blocks", "several_samples"]
+__all__ = [
+    "BANDS_NBYTES",
+    "BAND_NBYTES",
+    "RESIDENT_NBYTES",
+    "blocks",
+    "row_length",
+    "seen_rows",
+    "several_samples",
+]

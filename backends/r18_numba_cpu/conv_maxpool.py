@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from r18.graph.forms import ConvMaxPoolForm
 from r18.graph.ops import ConvMaxPool, Layout, Shape
+from r18_numba_cpu import blocking
 from r18_numba_cpu.blocking import BAND_NBYTES
 from r18_numba_cpu.compiled import ceil_div
 from r18_numba_cpu.kernels.arguments import CACHE_LINE, Blocks, ConvShape
@@ -57,9 +58,9 @@ def cut(
         return min(conv.out_h, (rows - 1) * pool.stride_h + pool.kernel_h)
 
     def seen_rows(rows: int) -> int:
-        return (made_rows(rows) - 1) * conv.stride_h + conv.kernel_h
+        return blocking.seen_rows(conv, made_rows(rows))
 
-    length = ((conv.out_w - 1) * conv.stride_w + conv.kernel_w) * conv.channels
+    length = blocking.row_length(conv)
     rows = 1
     while (
         rows < pool.out_h

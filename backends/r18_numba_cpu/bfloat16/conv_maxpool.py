@@ -14,9 +14,6 @@ from r18_numba_cpu.conv_maxpool import Cut, cut, shapes
 from r18_numba_cpu.kernels.arguments import Epilogue
 from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, channels_last, problem_of
 
-NBYTES = 2
-"""Bytes of a bfloat16."""
-
 
 def blocks(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
     """The blocks of a problem. read: (N, H, W, C)."""
@@ -27,12 +24,12 @@ def blocks(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
     def after(rows: int) -> int:
         return products.beyond(conv, rows, group)
 
-    return cut(conv, pool, NBYTES, products.scratch_dtype(group).itemsize, threads, after)
+    return cut(conv, pool, products.NBYTES, products.scratch_dtype(group).itemsize, threads, after)
 
 
 def sizes(found: Cut, group: int) -> tuple[int, ...]:
     """The bytes of all workers' sums, bands, rows of the convolution, and lines."""
-    line = found.line * NBYTES
+    line = found.line * products.NBYTES
     each = (
         products.sums_size(group) * FLOAT_NBYTES,
         found.blocking.slot * products.scratch_dtype(group).itemsize,

@@ -80,7 +80,11 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
             "pack": partial(pack, group=group, sliced=sliced),
             "extra_problems": (*several, several_slices()) if sliced else several,
         }
-        stem = options | {"reads": Layout.NCHW, "extra_problems": several}
+        of_planes = options | {
+            "reads": Layout.NCHW,
+            "refuses": from_nchw_refuses,
+            "extra_problems": several,
+        }
         pooled = options | {
             "pack": partial(conv_maxpool.pack, group=group),
             "scratch": partial(conv_maxpool.workspace_nbytes, group=group),
@@ -90,7 +94,7 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         )
         return (
             kernel(Conv2d, *named, here, **conv),
-            kernel(Conv2d, *named, planes, refuses=from_nchw_refuses, **stem),
+            kernel(Conv2d, *named, planes, **of_planes),
             kernel(ConvMaxPool, *named, pooling, **pooled),
             kernel(ConvMaxPool, *named, pooling_planes, reads=Layout.NCHW, **pooled),
             kernel(Linear, f"tiled{suffix}", "sum", here, **options),

@@ -70,9 +70,12 @@ call reads them from L3.
 """
 
 MOST_TAPS = 16
-"""A slice of a panel has 2 KiB for a tap. So many, and the pixels that they read, stay in an L1."""
+"""The most taps of a convolution in slices. Each is 2 KiB of a panel's slice, and 16 of them fit in
+L1 together with the pixels that they read.
+"""
 
-BF16_NBYTES = 2
+NBYTES = 2
+"""Bytes of a bfloat16."""
 
 Sum = Conv2d | Linear
 
@@ -102,9 +105,9 @@ def cover(shape: ConvShape, rows: int) -> Cover:
 
 
 def step(length: int) -> int:
-    """The most bytes of K in a tile of which a kernel row of `length` elements has whole steps.
+    """Bytes of K in a tile: the most that divide a kernel row of `length` elements, an even number.
 
-    A step that went on beyond the row would read values that may be infinite.
+    A step across the end of the row would read values that may be infinite.
     """
     pairs = length // PAIRS
     most = MOST_NBYTES // PAIR_NBYTES
@@ -119,7 +122,7 @@ def slices(op: Sum) -> int:
     Not worth it for a window of one tap, which reads each pixel once for a panel.
     """
     conv = as_conv(op)
-    is_large = conv.depth * conv.out_channels * BF16_NBYTES > SLICED_NBYTES
+    is_large = conv.depth * conv.out_channels * NBYTES > SLICED_NBYTES
     is_worth_it = is_large and 1 < math.prod(conv.kernel_size) <= MOST_TAPS
     return conv.in_channels // SLICE if is_worth_it and conv.in_channels % SLICE == 0 else 1
 
@@ -131,12 +134,6 @@ def several_slices() -> Problem:
     """
     conv = Conv2d(128, 1850, (3, 3), (2, 1), (1, 2), bias=True, relu=True, residual=True)
     return Problem(conv, ((1, 128, 9, 30), (1, 1850, 5, 32)))
-
-
-def slice_stride(shape: ConvShape, rows: int) -> int:
-    """The elements of a slice of a band of `rows` rows of outputs. shape: of a slice."""
-    width = (shape.out_w - 1) * shape.stride_w + shape.kernel_w
-    return ((rows - 1) * shape.stride_h + shape.kernel_h) * width * shape.channels
 
 
 def blocks(shape: ConvShape, threads: int, group: int) -> Blocks:
@@ -219,7 +216,7 @@ def packed(
     shape = shape._replace(channels=shape.channels // pieces)
     extra: tuple[int, ...] = ()
     if group == AMX:
-        stride = slice_stride(shape, cut.rows)
+        stride = blocking.seen_rows(shape, cut.rows) * blocking.row_length(shape)
         found = cover(shape, cut.rows)._replace(slices=pieces, slice_stride=stride)
         extra = tiles.arguments(shape, cut.rows, found)
     sizes = conv.in_channels, sums_size(group)

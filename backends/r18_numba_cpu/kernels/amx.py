@@ -355,6 +355,7 @@ def banded(store_sums: Any) -> Any:
         each = (pixels + cover.height - 1) // cover.height
         tiles = rows // lines * each
         size = cover.height * COLUMNS
+        slot = TILES * size
         most = TILES * cover.height
         b_slice = depth.runs * steps * b_step
         pairs = (tiles + TILES - 1) // TILES
@@ -362,8 +363,7 @@ def banded(store_sums: Any) -> Any:
         turns = (pairs + MOST_PAIRS - 1) // MOST_PAIRS if cover.slices > 1 else pairs
         turn = (pairs + turns - 1) // turns
         slots = max(2, turn)  # sums stay in theirs until they are read
-        summed = c_at  # where the sums that are complete begin
-        stored = done = 0  # how many rows they have, and which pair they are
+        stored = done = 0  # how many rows of sums are complete, and of which pair
         begin = pair = piece = 0  # of the turn; and the slice
         configure(numbers, configuration)
         # Once more at the end, without tiles and in one step: for the epilogue of the last sums.
@@ -374,7 +374,7 @@ def banded(store_sums: Any) -> Any:
             share = (stored + runs * each_run - 1) // (runs * each_run)
             start = corner(first, each, row_stride, tile_stride)
             following = nbytes * (corner(first + 1, each, row_stride, tile_stride) - start)
-            sums = c_at + pair % slots * TILES * size
+            sums, summed = c_at + pair % slots * slot, c_at + done % slots * slot
             if piece == 0:
                 clear_sums(numbers, configuration)
             else:
@@ -398,7 +398,7 @@ def banded(store_sums: Any) -> Any:
                     )  # fmt: skip
                     row, of_a, of_b = end, of_a + a_step, of_b + b_step
             store_tiles(c, sums, size, numbers, configuration)
-            stored, summed, done = is_last * count * cover.height, sums, pair
+            stored, done = is_last * count * cover.height, pair
             pair += 1
             if pair == min(begin + turn, pairs):
                 piece = 0 if is_last else piece + 1
