@@ -162,6 +162,17 @@ def test_every_element_inside_a_peer_is_explained(mode: str, optimised: bool) ->
     assert bool(found.total(1)[PAIRS]) == (SATURATES and optimised)
 
 
+def test_integers_are_known_where_openvino_computes_them_from_the_range() -> None:
+    """With this scale its numbers are off by four roundings of 128 scales, its zeros too."""
+    scale = np.float32(0.0187)
+    found = replace(FOUND, scales=FOUND.scales | {"image": scale})
+    x = images(tiny(), 2) * np.float32(10)
+    theirs = peer_integers("openvino", tiny(), found, x)["image.int8"]
+    away = np.abs(theirs - np.clip(x / scale, -128, 127))
+    assert away.max() <= 0.5 + 2**-13
+    assert {*np.unique(theirs)} >= {-128, 0, 127}
+
+
 def test_an_image_may_be_quantised_again_where_it_is_read() -> None:
     """An image may be quantised again in the convolution: the output shows a tie rounded away from
     zero, the convolution does not."""
