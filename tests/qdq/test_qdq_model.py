@@ -33,7 +33,13 @@ from r18.weights.manifest import write_manifest
 from r18.weights.precisions import in_precision, quantization_of
 from r18.weights.synthetic import synthetic_weights
 from r18_oracle.network.reasons import explain_values
-from r18_oracle.ops.integers.arithmetics import AGAIN, PAIRS, TIE, UNEXPLAINED
+from r18_oracle.ops.integers.arithmetics import (
+    AGAIN,
+    PAIRS,
+    TIE,
+    UNEXPLAINED,
+    explain_quotient,
+)
 from r18_oracle.ops.integers.pairs import CHANNELS, WINDOW
 from support import images
 
@@ -162,15 +168,19 @@ def test_every_element_inside_a_peer_is_explained(mode: str, optimised: bool) ->
     assert bool(found.total(1)[PAIRS]) == (SATURATES and optimised)
 
 
-def test_integers_are_known_where_openvino_computes_them_from_the_range() -> None:
-    """With this scale its numbers are off by four roundings of 128 scales, its zeros too."""
-    scale = np.float32(0.0187)
-    found = replace(FOUND, scales=FOUND.scales | {"image": scale})
-    x = images(tiny(), 2) * np.float32(10)
+@pytest.mark.parametrize("scale", [0.0187, 0.02, 0.020683466])
+def test_integers_of_openvino_are_known_and_explained_at_every_scale(scale: float) -> None:
+    """It counts from the least number, which is no integer times the first and the last scale: its
+    numbers are off by four roundings of 128 scales, zeros too."""
+    unit = np.float32(scale)
+    found = replace(FOUND, scales=FOUND.scales | {"image": unit})
+    ties = np.random.default_rng(3).integers(-128, 127, X.shape) + 0.5
+    x = np.nextafter((ties * unit).astype(np.float32), np.float32(9))
     theirs = peer_integers("openvino", tiny(), found, x)["image.int8"]
-    away = np.abs(theirs - np.clip(x / scale, -128, 127))
-    assert away.max() <= 0.5 + 2**-13
-    assert {*np.unique(theirs)} >= {-128, 0, 127}
+    assert np.abs(theirs - np.clip(x / unit, -128, 127)).max() <= 0.5 + 2**-13
+    wrong, reasons = explain_quotient(x, unit, "int8", theirs.astype(np.float64))
+    assert wrong.any()
+    assert (reasons.unexplained, reasons.arithmetic != "") == (0, True)
 
 
 def test_an_image_may_be_quantised_again_where_it_is_read() -> None:

@@ -387,12 +387,18 @@ def explain_quotient(
 
 
 def _shifted(numbers: Array, way: Arithmetic, given: Operands) -> Array:
-    """As a FakeQuantize node has it: counted from the least integer, which is added in float32."""
+    """As a FakeQuantize node has it: counted from the least integer, which is added in float32.
+
+    By a reciprocal of the range it is the least number times that, which may be no integer.
+    """
     assert given.scale is not None
     low = RANGES[given.stored][0]
     unit = way.quotient_of(np.ones((), np.float32), given.scale, given.stored)
+    least = _f32(low)
+    if way.division == "reciprocal of the range":
+        least = least * given.scale * unit
     product = numbers.astype(np.float64) * unit
-    counted = _f32((product if way.fused == "sum" else _f32(product)) - np.float64(low))
+    counted = _f32((product if way.fused == "sum" else _f32(product)) - np.float64(least))
     found: Array = np.clip(np.rint(counted.astype(np.float64)) + low, *RANGES[given.stored])
     return found
 
