@@ -394,7 +394,7 @@ def _shifted(numbers: Array, way: Arithmetic, given: Operands) -> Array:
     assert given.scale is not None
     low = RANGES[given.stored][0]
     unit = way.quotient_of(np.ones((), np.float32), given.scale, given.stored)
-    least = _f32(low)
+    least: Array = np.full((), low, np.float32)
     if way.division == "reciprocal of the range":
         least = least * given.scale * unit
     product = numbers.astype(np.float64) * unit
