@@ -209,6 +209,22 @@ def test_an_image_may_be_quantised_again_where_it_is_read() -> None:
     assert row.sides[0].unexplained == 1
 
 
+def test_an_image_may_be_quantised_otherwise_where_it_is_read() -> None:
+    """An image may be shown as specified, while the convolution reads ties rounded up."""
+    conv1 = INTEGERS.steps[1]
+    scale = np.float32(FOUND.scales["image"])
+    x = X.copy()
+    x[0, 1, 6, 9] = np.float32(2.5) * scale
+    assert np.float32(x[0, 1, 6, 9]) / scale == 2.5
+    shown = of_numpy(x=x)
+    above = x.copy()
+    above[0, 1, 6, 9] = np.float32(2.6) * scale
+    dump = shown | {conv1.output: of_numpy(x=above)[conv1.output]}
+    (row,) = (r for r in explain_values(tiny(), FOUND, dump, dump).rows if r.step == conv1.name)
+    assert set(row.sides[0].classes) == {AGAIN}
+    assert row.sides[0].arithmetic == f"{AGAIN} (ties: away from zero)"
+
+
 def heavy() -> Quantization:
     """Weights whose products saturate in pairs in every layer, with outputs of middling size."""
     rng = np.random.default_rng(1)

@@ -38,10 +38,10 @@ from r18_oracle.ops.integers.arithmetics import (
     UNEXPLAINED,
     Explained,
     Operands,
-    as_specified,
     explain,
     explain_quotient,
     from_others,
+    quotients,
 )
 from r18_oracle.ops.integers.pairs import corrections
 
@@ -199,20 +199,23 @@ def _judged(
     maker = _quantizer(step, schedule)
     if maker is None or not found[1].unexplained:
         return found
-    numbers, scale = values[maker.inputs[0]], np.float32(scales[maker.output])
-    again = as_specified(numbers.astype(np.float32), scale, maker.op.output_storage)
-    inside = {**values, maker.output: again.astype(image.dtype)}
-    judged = explain(_sums(step, quantization, inside, scales), got)
-    if judged[1].unexplained >= found[1].unexplained:
-        return found
-    return from_others(AGAIN, AGAIN, found[0], judged)
+    numbers, scale = values[maker.inputs[0]].astype(np.float32), np.float32(scales[maker.output])
+    best, how = found, ""
+    for way, again in quotients(numbers, scale, maker.op.output_storage).items():
+        inside = {**values, maker.output: again.astype(image.dtype)}
+        judged = explain(_sums(step, quantization, inside, scales), got)
+        if judged[1].unexplained < best[1].unexplained:
+            best, how = judged, AGAIN if way.name == SPECIFIED else f"{AGAIN} ({way.name})"
+        if not best[1].unexplained:
+            break
+    return from_others(AGAIN, how, found[0], best) if how else found
 
 
 def _quantizer(step: Step, schedule: Schedule) -> Step | None:
     """The step that quantises the image that this one reads.
 
-    A library may quantise it once more where it is read, and as specified only there: what a model
-    puts out is computed for that output.
+    A library may quantise it once more where it is read, by another arithmetic: what a model puts
+    out is computed for that output.
     """
     makers = (one for one in schedule.steps if one.output == step.inputs[0])
     return next((one for one in makers if isinstance(one.op, Quantize)), None)

@@ -341,45 +341,39 @@ def _counted(names: Sequence[str], places: Array, saturates: Array) -> Counter[s
     return +Counter({" and ".join(names): alone, " and ".join((PAIRS, *names)): both})
 
 
-def as_specified(numbers: Array, scale: np.float32, stored: str) -> Array:
-    """Numbers (float32) divided by a scale, rounded and saturated, as float64."""
-    return _stored(
-        Arithmetic().quotient_of(numbers, scale, stored), _divided(numbers, scale, stored)
-    )
-
-
-def _divided(numbers: Array, scale: np.float32, stored: str) -> Operands:
-    """Numbers that are only divided by a scale."""
-    return Operands(numbers, numbers, numbers, 1, np.ones(1, np.float32), scale, stored)
+def quotients(numbers: Array, scale: np.float32, stored: str) -> dict[Arithmetic, Array]:
+    """Numbers (float32) divided by a scale, rounded and saturated, as float64: by each arithmetic,
+    the fewest departures first."""
+    given = Operands(numbers, numbers, numbers, 1, np.ones(1, np.float32), scale, stored)
+    found = {
+        (way := Arithmetic(division=division, ties=ties)): _stored(
+            way.quotient_of(numbers, scale, stored), given, ties
+        )
+        for ties in ("even", "away from zero", "up")
+        for division in ("division", "reciprocal", "reciprocal of the range")
+    }
+    for fused in ("nothing", "sum"):
+        for division in ("reciprocal", "reciprocal of the range"):
+            way = Arithmetic(division=division, bias="scaled", fused=fused)
+            found[way] = _shifted(numbers, way, given)
+    return dict(sorted(found.items(), key=lambda item: len(item[0].departures())))
 
 
 def explain_quotient(
     numbers: Array, scale: np.float32, stored: str, got: Array
 ) -> tuple[Array, Explained]:
-    """The same for numbers (float32) that are only divided by a scale and rounded."""
-    given = _divided(numbers, scale, stored)
-    ways = [
-        Arithmetic(division=division, ties=ties)
-        for ties in ("even", "away from zero", "up")
-        for division in ("division", "reciprocal", "reciprocal of the range")
-    ]
-    answers = {
-        way: _stored(way.quotient_of(numbers, scale, stored), given, way.ties) for way in ways
-    }
-    wrong = got != answers[ways[0]]
+    """`explain`, for numbers (float32) that are only divided by a scale and rounded."""
+    (_, specified), *others = quotients(numbers, scale, stored).items()
+    wrong = got != specified
     if not wrong.any():
         return wrong, Explained(Counter(), SPECIFIED)
-    for fused in ("nothing", "sum"):
-        for division in ("reciprocal", "reciprocal of the range"):
-            way = Arithmetic(division=division, bias="scaled", fused=fused)
-            answers[way] = _shifted(numbers, way, given)
     classes: Counter[str] = Counter()
     open_ = wrong.copy()
-    for way in sorted(list(answers)[1:], key=lambda one: len(one.departures())):
-        if np.array_equal(answers[way], got):
+    for way, answer in others:
+        if np.array_equal(answer, got):
             found = Counter({" and ".join(way.classes): int(wrong.sum())})
             return wrong, Explained(found, way.name)
-        hits = open_ & (answers[way] == got)
+        hits = open_ & (answer == got)
         classes[" and ".join(way.classes)] += int(hits.sum())
         open_ &= ~hits
     classes[UNEXPLAINED] += int(open_.sum())
@@ -470,9 +464,9 @@ __all__ = [
     "Explained",
     "Operands",
     "arithmetics",
-    "as_specified",
     "exact_and_bound",
     "explain",
     "explain_quotient",
     "from_others",
+    "quotients",
 ]
