@@ -201,7 +201,7 @@ def _judged(
         return found
     numbers, scale = values[maker.inputs[0]].astype(np.float32), np.float32(scales[maker.output])
     best, how = found, ""
-    for way, again in quotients(numbers, scale, maker.op.output_storage).items():
+    for way, again in quotients(numbers, scale, maker.op.output_storage):
         inside = {**values, maker.output: again.astype(image.dtype)}
         judged = explain(_sums(step, quantization, inside, scales), got)
         if judged[1].unexplained < best[1].unexplained:

@@ -17,10 +17,12 @@ from r18.graph.schedule import Schedule
 from r18.qdq import NUMBERS, qdq_model
 
 ROUNDINGS = 8 * 128 * 2.0**-24
-"""The error of a number that is an integer times a scale, in scales.
+"""How far a number may be from an integer times its scale, in scales.
 
-It is not relative to the number: OpenVINO adds a share of the whole range to the least number for
-some scales, so a zero has the roundings of 128 scales, five at most. An integer is known even so.
+It does not depend on the number: for some scales OpenVINO computes q · ((high − low) / 255) + low
+in float32, with 0 ≤ q ≤ 255, low = −128 s and high = 127 s. There high, range, quotient, product
+and sum are rounded. That is 3.5 roundings of 128 scales for a zero, and less than 8 for 127.
+Integers are a whole scale apart, so 2⁻¹⁴ of one confuses none.
 """
 
 

@@ -15,7 +15,7 @@ explain more of an output than the exact ones do, elements that are as specified
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
@@ -341,29 +341,37 @@ def _counted(names: Sequence[str], places: Array, saturates: Array) -> Counter[s
     return +Counter({" and ".join(names): alone, " and ".join((PAIRS, *names)): both})
 
 
-def quotients(numbers: Array, scale: np.float32, stored: str) -> dict[Arithmetic, Array]:
-    """Numbers (float32) divided by a scale, rounded and saturated, as float64: by each arithmetic,
-    the fewest departures first."""
+def quotients(numbers: Array, scale: np.float32, stored: str) -> Iterator[tuple[Arithmetic, Array]]:
+    """Each arithmetic and its answer, the fewest departures first, the specification's to begin
+    with.
+
+    An answer is numbers (float32) over a scale, rounded and saturated, as float64.
+    """
     given = Operands(numbers, numbers, numbers, 1, np.ones(1, np.float32), scale, stored)
-    found = {
-        (way := Arithmetic(division=division, ties=ties)): _stored(
-            way.quotient_of(numbers, scale, stored), given, ties
-        )
+    divisions = ("division", "reciprocal", "reciprocal of the range")
+    ways = [
+        Arithmetic(division=division, ties=ties)
         for ties in ("even", "away from zero", "up")
-        for division in ("division", "reciprocal", "reciprocal of the range")
-    }
-    for fused in ("nothing", "sum"):
-        for division in ("reciprocal", "reciprocal of the range"):
-            way = Arithmetic(division=division, bias="scaled", fused=fused)
-            found[way] = _shifted(numbers, way, given)
-    return dict(sorted(found.items(), key=lambda item: len(item[0].departures())))
+        for division in divisions
+    ]
+    ways += [
+        Arithmetic(division=division, bias="scaled", fused=fused)
+        for fused in ("nothing", "sum")
+        for division in divisions[1:]
+    ]
+    for way in sorted(ways, key=lambda one: len(one.departures())):
+        if way.bias == "scaled":
+            yield way, _shifted(numbers, way, given)
+        else:
+            yield way, _stored(way.quotient_of(numbers, scale, stored), given, way.ties)
 
 
 def explain_quotient(
     numbers: Array, scale: np.float32, stored: str, got: Array
 ) -> tuple[Array, Explained]:
     """`explain`, for numbers (float32) that are only divided by a scale and rounded."""
-    (_, specified), *others = quotients(numbers, scale, stored).items()
+    others = quotients(numbers, scale, stored)
+    _, specified = next(others)
     wrong = got != specified
     if not wrong.any():
         return wrong, Explained(Counter(), SPECIFIED)
@@ -381,9 +389,10 @@ def explain_quotient(
 
 
 def _shifted(numbers: Array, way: Arithmetic, given: Operands) -> Array:
-    """As a FakeQuantize node has it: counted from the least integer, which is added in float32.
+    """As a FakeQuantize node does: it subtracts the least integer in float32 before it rounds.
 
-    By a reciprocal of the range it is the least number times that, which may be no integer.
+    With a reciprocal of the range, it subtracts the least number times that reciprocal: in float32
+    the product may be no integer.
     """
     assert given.scale is not None
     low = RANGES[given.stored][0]
