@@ -1,8 +1,8 @@
 """The instructions that add products of neighbouring integers to the int32 lanes of a register.
 
 `VNNI`   `vpdpbusd` adds four products of uint8 and int8 to each lane.
-`WORDS`  `vpmaddwd` adds two products of int16 to each other, `vpaddd` adds them to the lane. With
-         VNNI, LLVM makes one instruction of both, `vpdpwssd`.
+`WORDS`  `vpmaddwd` adds two products of int16 to each other, `vpaddd` adds them to the lane. VNNI
+         has one instruction for both, `vpdpwssd`.
 
 None of them saturates on bytes and on bytes in int16: the sums are exact modulo 2³², and so is
 whatever is added to them. A sum that int32 holds is right at its end, whatever it was on the way.
@@ -65,6 +65,16 @@ def _add_bytes(builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def _add_words(builder: Any, sums: Any, a: Any, b: Any) -> Any:
+    """The sums with the products of int16.
+
+    NOTE: inline assembly keeps `vpdpwssd` whole. On CPUs whose sums wait longer for it than for
+    `vpaddd`, such as an Emerald Rapids, LLVM makes two instructions of the intrinsic. That shortens
+    the chain of a sum, but the sums of a tile do not wait for each other.
+    """
+    if PRESENT and LANES == 16:
+        llvmlite.binding.initialize_native_asmparser()  # Numba does not, and LLVM would crash
+        kind = ir.FunctionType(INTEGERS, [INTEGERS, a.type, b.type])
+        return builder.asm(kind, "vpdpwssd $3, $2, $0", "=v,0,v,v", [sums, a, b], side_effect=False)
     kind = ir.FunctionType(INTEGERS, [a.type, b.type])
     name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
     multiply = cgutils.get_or_insert_function(builder.module, kind, name)
